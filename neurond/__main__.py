@@ -1,0 +1,7 @@
+"""`python -m neurond` is the same as `neurond`."""
+
+import sys
+
+from neurond.cli import main
+
+sys.exit(main())

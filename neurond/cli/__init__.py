@@ -1,0 +1,113 @@
+"""The command line: `neurond VERB`. stdout is data, stderr is talk.
+
+Each verb lives in one of the modules beside this one and is imported when it is called.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from neurond.client import NeurondError, Unreachable
+
+VERBS = {
+    "run": ("leases", "lease chips, then run a command on them"),
+    "acquire": ("leases", "lease chips for a script"),
+    "renew": ("leases", "let a lease with a time limit go on"),
+    "release": ("leases", "give a lease back"),
+    "env": ("leases", "print the environment of a lease"),
+    "ls": ("show", "show the chips"),
+    "ps": ("show", "show the leases"),
+    "watch": ("show", "follow what happens"),
+    "container": ("containers", "run, list, stop containers on leased chips, read their output"),
+    "serve": ("serve", "run the daemon"),
+    "simulate": ("simulate", "pull and plug chips of a simulated host"),
+    "version": ("show", "print the versions of the command and of the daemon"),
+}
+
+FAILED, USAGE, FAILED_BEFORE_START, NOT_EXECUTABLE, NOT_FOUND = 1, 2, 125, 126, 127
+NO_SUCH, UNREACHABLE, NO_CAPACITY, NOT_ALLOWED = 66, 69, 75, 77
+
+EXIT_CODES = {
+    "InvalidRequest": USAGE,
+    "InvalidParameter": USAGE,
+    "NoSuchChip": NO_SUCH,
+    "NoSuchLease": NO_SUCH,
+    "NoCapacity": NO_CAPACITY,
+    "WaitTimedOut": NO_CAPACITY,
+    "NotAllowed": NOT_ALLOWED,
+}
+LAUNCHING = {"run", "container"}
+
+HELP_EPILOG = """\
+exit codes:
+  the command's own  run and container run, once the command or container has started
+  1    failed                          66   no such lease or chip
+  2    wrong usage or impossible wish  69   the daemon does not answer
+  125  failed before the start         75   no capacity, or the wait ran out
+  126  command not executable          77   not allowed
+  127  command not found               128+N  ended by signal N
+
+environment:
+  NEUROND_HOST  address of the daemon, as unix:///run/neurond/neurond.sock
+  NEUROND_<VERB>_<OPTION> gives any option, as in NEUROND_RUN_WAIT=10m
+"""
+
+
+class Exit(Exception):
+    """Ends the command with this exit code; the sentence, if any, goes to stderr."""
+
+    def __init__(self, code: int, sentence: str = "") -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb and return the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    while len(given) > 1 and given[0] in {"-H", "--host"}:
+        os.environ["NEUROND_HOST"] = given[1]
+        del given[:2]
+    if not given or given[0] in {"-h", "--help", "help"}:
+        print(usage(), end="", file=sys.stdout if given else sys.stderr)
+        return 0 if given else USAGE
+    if given[0] in {"-V", "--version"}:
+        from neurond import __version__
+
+        print(f"neurond {__version__}")
+        return 0
+    if given[0] not in VERBS:
+        print(f"neurond: no verb {given[0]!r} (neurond --help lists them)", file=sys.stderr)
+        return USAGE
+    return _run(given[0], given[1:])
+
+
+def usage() -> str:
+    """Return the text of --help."""
+    verbs = "\n".join(f"  {verb:10} {text}" for verb, (_, text) in VERBS.items())
+    return f"usage: neurond VERB [OPTIONS]   (neurond VERB --help says more)\n\n{verbs}\n\n{HELP_EPILOG}"
+
+
+def _run(verb: str, arguments: Sequence[str]) -> int:
+    try:
+        return int(getattr(import_module(f"neurond.cli.{VERBS[verb][0]}"), verb)(arguments))
+    except Exit as end:
+        return _say(end, end.code)
+    except NeurondError as error:
+        code = EXIT_CODES.get(error.kind) or FAILED
+        if code == FAILED and verb in LAUNCHING:
+            code = int(error.parameters.get("exit_code", FAILED_BEFORE_START))
+        return _say(error, code)
+    except Unreachable as error:
+        return _say(error, UNREACHABLE)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more to say, nobody to read it
+        return 128 + 13
+    except KeyboardInterrupt:
+        return 128 + 2
+
+
+def _say(error: Exception, code: int) -> int:
+    if str(error):
+        print(f"neurond: {error}", file=sys.stderr)
+    return code

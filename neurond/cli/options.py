@@ -1,0 +1,112 @@
+"""Options that several verbs share, and how they are read."""
+
+import argparse
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+FOREVER = 365 * 86400.0
+UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "ms": 0.001}
+
+
+class Parser(argparse.ArgumentParser):
+    """An argparse parser without abbreviations, whose options can also come from NEUROND_<VERB>_<OPTION>."""
+
+    def __init__(self, verb: str, description: str, **kwargs: Any) -> None:
+        super().__init__(
+            prog=f"neurond {verb}",
+            description=description,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            **kwargs,
+        )
+        self._prefix = "NEUROND_" + verb.replace(" ", "_").upper() + "_"
+        self.add_argument("-H", "--host", metavar="ADDRESS", help="address of the daemon (default: $NEUROND_HOST)")
+
+    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """Parse, then fill in from the environment what the command line left open."""
+        return self.parse_args([*self._from_environment(arguments), *arguments])
+
+    def _from_environment(self, arguments: Sequence[str]) -> list[str]:
+        own = list(arguments[: arguments.index("--")] if "--" in arguments else arguments)
+        found: list[str] = []
+        for action in self._actions:
+            long = next((name for name in action.option_strings if name.startswith("--")), None)
+            value = os.environ.get(self._prefix + (long or "--")[2:].replace("-", "_").upper())
+            if long is None or not value or self._given(action, own):
+                continue
+            if action.nargs == 0:
+                found += [long] if value not in {"0", "no", "false"} else []
+            else:
+                found.append(f"{long}={value}")
+        return found
+
+    def _given(self, action: argparse.Action, arguments: Sequence[str]) -> bool:
+        """Tell whether the option, or one that excludes it, stands on the command line."""
+        rivals = [action]
+        for group in self._mutually_exclusive_groups:
+            if action in group._group_actions:  # noqa: SLF001 - argparse has no public way to ask
+                rivals = group._group_actions  # noqa: SLF001
+        names = {name for rival in rivals for name in rival.option_strings}
+        return any(
+            argument.partition("=")[0] in names or (argument[:2] in names and argument[1:2] != "-")
+            for argument in arguments
+        )
+
+
+def add_chips(parser: argparse.ArgumentParser, *wait_names: str) -> None:
+    """Add how many or which chips are asked for, and how long to wait for them (`--wait`, and these names for it)."""
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("-n", "--count", type=int, metavar="N", help="lease N chips of neurond's choice")
+    which.add_argument("--chips", type=chip_list, metavar="0,1", help="lease exactly these chips (0,1 or 0-3)")
+    which.add_argument("--all", action="store_true", help="lease all chips of the host")
+    waiting = parser.add_mutually_exclusive_group()
+    waiting.add_argument(
+        *wait_names,
+        "--wait",
+        type=duration,
+        metavar="DUR",
+        help="wait as long as this for chips that are in use or not there yet (30s, 10m, 2h); "
+        "without it, wait without limit for chips in use, and not at all for missing ones",
+    )
+    waiting.add_argument("--no-wait", action="store_true", help="fail at once if the chips are not free")
+    parser.add_argument(
+        "-E",
+        "--conflict-exit-code",
+        type=int,
+        metavar="CODE",
+        help="exit code when the chips are not to be had (default: 75)",
+    )
+
+
+def wish(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the parameters of a request that `add_chips` has read."""
+    wait = 0.0 if options.no_wait else FOREVER if options.wait is None else options.wait
+    return {
+        "count": options.count,
+        "chips": options.chips,
+        "all": options.all,
+        "wait": wait,
+        "missing_ok": options.wait is not None,
+    }
+
+
+def chip_list(text: str) -> list[int]:
+    """Read 0,1 or 0-3 or 0-3,8; what is wrong beyond the form is the daemon's to say."""
+    chips: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part)
+        if not found:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a list of chips such as 0,1 or 0-3")
+        chips.extend(range(int(found[1]), int(found[2] or found[1]) + 1))
+    if not chips:
+        raise argparse.ArgumentTypeError(f"{text!r} names no chip")
+    return chips
+
+
+def duration(text: str) -> float:
+    """Read a time such as 90, 90s, 1h30m, 2d into seconds."""
+    if not re.fullmatch(r"(\d+(\.\d+)?(ms|[smhd]?))+", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 30s, 10m, 1h30m or 2d")
+    return sum(float(number) * UNITS[unit] for number, _, unit in re.findall(r"(\d+(\.\d+)?)(ms|[smhd]?)", text))

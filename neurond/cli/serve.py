@@ -1,0 +1,40 @@
+"""serve: the one verb that becomes the daemon."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from neurond.cli.options import Parser
+
+
+def serve(arguments: Sequence[str]) -> int:
+    """Run the daemon in the foreground."""
+    parser = Parser("serve", "Run the daemon in the foreground, until SIGTERM or SIGINT. Stopping it ends no lease.")
+    add = parser.add_argument
+    add("--simulate", metavar="TYPE", help="simulate a host of this instance type, as trn1.32xlarge")
+    add(
+        "--runtime-dir",
+        type=Path,
+        default=Path("/run/neurond"),
+        metavar="DIR",
+        help="where journal, lock and socket (DIR/neurond.sock) are (default: /run/neurond)",
+    )
+    add(
+        "--docker",
+        default="unix:///var/run/docker.sock",
+        metavar="URL",
+        help="address of the Docker Engine (default: unix:///var/run/docker.sock)",
+    )
+    add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    add("--log-format", choices=("auto", "json", "text"), default="auto", help="auto is text on a terminal, else JSON")
+    options = parser.parse(arguments)
+    from neurond.daemon import service
+
+    return service.serve(
+        service.Options(
+            runtime_dir=options.runtime_dir.absolute(),
+            simulate=options.simulate,
+            engine_url=options.docker,
+            log_level=options.log_level,
+            log_json={"auto": None, "json": True, "text": False}[options.log_format],
+        )
+    )

@@ -1,0 +1,97 @@
+"""A small blocking client of the daemon, on the standard library only.
+
+A verb of the command line pays for each import on every call, so messages are plain dictionaries here; wire.py says
+what is in them, and the daemon checks it.
+"""
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+INTERFACE = "io.neurond"
+DEFAULT_ADDRESS = "unix:///run/neurond/neurond.sock"
+
+
+class NeurondError(Exception):
+    """The daemon refused. `kind` is the last part of the varlink error, `parameters` are its parameters."""
+
+    def __init__(self, kind: str, parameters: dict[str, Any]) -> None:
+        super().__init__(parameters.get("message") or f"{kind}: {parameters}")
+        self.kind = kind
+        self.parameters = parameters
+
+
+class Unreachable(Exception):
+    """No daemon answers at the address."""
+
+
+def address() -> str:
+    """Return the address that NEUROND_HOST gives, or the default one."""
+    return os.environ.get("NEUROND_HOST") or DEFAULT_ADDRESS
+
+
+class Client:
+    """One connection to the daemon; a context manager."""
+
+    def __init__(self, where: str | None = None) -> None:
+        where = where or address()
+        path = where.removeprefix("unix://").removeprefix("unix:")
+        if path == where and not where.startswith("/"):
+            raise Unreachable(f"{where!r} is no address of a daemon: it looks like {DEFAULT_ADDRESS}")
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.connect(path)
+        except OSError as error:
+            self._socket.close()
+            hint = {
+                FileNotFoundError: "is it running? (systemctl status neurond; neurond serve)",
+                ConnectionRefusedError: "it has stopped or crashed (systemctl status neurond)",
+                PermissionError: "you may not open its socket: that takes the group neuron",
+            }.get(type(error), "")
+            reason = error.strerror or str(error)
+            raise Unreachable(f"neurond does not answer at {path}: {reason}" + (f"; {hint}" if hint else "")) from None
+        self._unread = b""
+
+    def __enter__(self) -> "Client":  # noqa: PYI034 - typing is slow to import
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; leases bound to it end."""
+        self._socket.close()
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Call a method and return its reply. Raises NeurondError or Unreachable."""
+        return next(self._replies(method, parameters, more=False))
+
+    def stream(self, method: str, **parameters: Any) -> Iterator[dict[str, Any]]:
+        """Call a method and yield its replies as they come."""
+        return self._replies(method, parameters, more=True)
+
+    def _replies(self, method: str, parameters: dict[str, Any], *, more: bool) -> Iterator[dict[str, Any]]:
+        call = {"method": f"{INTERFACE}.{method}", "parameters": parameters, "more": more}
+        try:
+            self._socket.sendall(json.dumps(call).encode() + b"\0")
+            while True:
+                reply = json.loads(self._message())
+                if "error" in reply:
+                    raise NeurondError(reply["error"].rpartition(".")[2], reply.get("parameters") or {})
+                yield reply.get("parameters") or {}
+                if not reply.get("continues"):
+                    return
+        except OSError as error:
+            raise Unreachable(f"the connection to neurond broke: {error.strerror or error}") from None
+
+    def _message(self) -> bytes:
+        parts = [self._unread]
+        while b"\0" not in parts[-1]:
+            data = self._socket.recv(1 << 16)
+            if not data:
+                raise Unreachable("neurond closed the connection")
+            parts.append(data)
+        message, _, self._unread = b"".join(parts).partition(b"\0")
+        return message

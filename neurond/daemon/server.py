@@ -1,0 +1,346 @@
+"""The socket: varlink calls in, replies out. No rule of the ledger is here.
+
+One protocol object a connection, no task and no future a request. What a turn of the loop answers goes out together at
+its end, after the journal has what the replies promise.
+"""
+
+import asyncio
+import inspect
+import socket
+import struct
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgspec
+import structlog
+
+from neurond import __version__, wire
+from neurond.ledger.errors import Refused
+
+log = structlog.get_logger()
+
+SERVICE = "org.varlink.service"
+SO_PEERGROUPS = 59
+MOST_CONNECTIONS = 4096
+MOST_UNREAD = 4 << 20
+"""How many bytes a streaming client may leave unread before it is dropped."""
+
+SERVICE_DESCRIPTION = """# The Varlink service interface: https://varlink.org/Service
+interface org.varlink.service
+
+method GetInfo() -> (vendor: string, product: string, version: string, url: string, interfaces: []string)
+method GetInterfaceDescription(interface: string) -> (description: string)
+
+error InterfaceNotFound (interface: string)
+error MethodNotFound (method: string)
+error MethodNotImplemented (method: string)
+error InvalidParameter (parameter: string)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who is at the other end, by the kernel's word at the time of the connect."""
+
+    pid: int
+    uid: int
+    groups: frozenset[int]
+
+
+class Envelope(msgspec.Struct):
+    """A varlink call around its parameters."""
+
+    method: str
+    parameters: msgspec.Raw = msgspec.Raw(b"{}")
+    more: bool | None = False
+    oneway: bool | None = False
+    upgrade: bool | None = False
+
+
+class ServiceError(Exception):
+    """An error of org.varlink.service, with its one parameter."""
+
+    def __init__(self, error: str, parameter: str, value: str) -> None:
+        super().__init__(f"{error}: {value}")
+        self.reply = {"error": f"{SERVICE}.{error}", "parameters": {parameter: value}}
+
+
+Handler = Callable[["Call", Any], "wire.Message | Coroutine[Any, Any, wire.Message | None] | None"]
+
+_envelope = msgspec.json.Decoder(Envelope)
+_parameters = {name: msgspec.json.Decoder(method.parameters) for name, method in wire.METHODS.items()}
+_encode = msgspec.json.Encoder().encode
+
+
+class Call:
+    """One call of one client, from its arrival to its last reply.
+
+    A handler returns the reply, raises Refused, or keeps the call and answers later. `on_gone` is called if the client
+    goes away before that.
+    """
+
+    __slots__ = ("connection", "more", "on_gone", "oneway", "task")
+
+    def __init__(self, connection: "Connection", *, more: bool, oneway: bool) -> None:
+        self.connection = connection
+        self.more = more
+        self.oneway = oneway
+        self.on_gone: Callable[[], None] | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def peer(self) -> Peer:
+        """Who calls."""
+        return self.connection.peer
+
+    def reply(self, message: wire.Message, *, last: bool = True, grants: str | None = None) -> None:
+        """Send a reply. `grants` names the lease that it promises: it is only sent once that is in the journal."""
+        head = b'{"parameters":' if last else b'{"continues":true,"parameters":'
+        self.connection.send(self, head + _encode(message) + b"}\0", last=last, grants=grants)
+
+    def fail(self, error: Refused) -> None:
+        """Send an error as the last reply."""
+        self.connection.send(self, _failure(error), last=True)
+
+    def fail_raw(self, reply: object) -> None:
+        """Send an error of the varlink service itself."""
+        self.connection.send(self, _encode(reply) + b"\0", last=True)
+
+    async def writable(self) -> bool:
+        """Wait until the client has read enough for more to be sent; False if it is gone."""
+        await self.connection.may_write.wait()
+        return not self.connection.gone
+
+    def unread(self) -> int:
+        """Return how many bytes wait for the client to read them."""
+        return self.connection.unread()
+
+
+def _failure(error: Refused) -> bytes:
+    return _encode({"error": f"{wire.INTERFACE}.{error.kind}", "parameters": error.parameters()}) + b"\0"
+
+
+class Server:
+    """All connections. `commit` writes the journal, and returns the leases whose grant could not be written."""
+
+    def __init__(self, handlers: dict[str, Handler], commit: Callable[[], dict[str, Refused]]) -> None:
+        self.handlers = handlers
+        self.on_disconnect: list[Callable[[Connection], None]] = []
+        self.connections: set[Connection] = set()
+        self._commit = commit
+        self._outgoing: list[tuple[Connection, bytes, str | None]] = []
+        self._flush_due = False
+        self._loop = asyncio.get_running_loop()
+
+    def connection(self) -> "Connection":
+        """Make the protocol of a new connection."""
+        return Connection(self)
+
+    def flush_soon(self) -> None:
+        """Have the journal written and replies sent at the end of this turn of the loop."""
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def send(self, connection: "Connection", data: bytes, grants: str | None) -> None:
+        """Send these bytes at the end of this turn."""
+        self._outgoing.append((connection, data, grants))
+        self.flush_soon()
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        revoked = self._commit()
+        outgoing, self._outgoing = self._outgoing, []
+        for connection, data, grants in outgoing:
+            if grants is not None and grants in revoked:
+                connection.write(_failure(revoked[grants]))
+            else:
+                connection.write(data)
+
+
+class Connection(asyncio.Protocol):
+    """One client. Its calls are answered one after the other, in their order."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.peer = Peer(0, -1, frozenset())
+        self.gone = False
+        self.may_write = asyncio.Event()
+        self.may_write.set()
+        self._transport: asyncio.Transport | None = None
+        self._unread = b""
+        self._current: Call | None = None
+
+    # -- asyncio ----------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the peer's credentials from the kernel."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is not derived from it
+        sock = transport.get_extra_info("socket")
+        pid, uid, gid = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        groups = b""
+        with suppress(OSError):  # ERANGE for a user of over 256 groups, who is then taken to be in the first only
+            groups = sock.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, 4 * 256)
+        self.peer = Peer(pid, uid, frozenset({gid, *struct.unpack(f"{len(groups) // 4}I", groups)}))
+        self.server.connections.add(self)
+        if len(self.server.connections) > MOST_CONNECTIONS:
+            sentence = f"{MOST_CONNECTIONS} clients are connected, which is the limit: try again later"
+            self.write(_failure(wire.BadMessage(sentence)))
+            self.close()
+
+    def data_received(self, data: bytes) -> None:
+        """Take in whole messages, each ended by NUL."""
+        self._unread += data
+        self._go_on()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel what the client waits for, and tell whose leases were bound to the connection."""
+        del exc
+        self.gone = True
+        self.server.connections.discard(self)
+        self.may_write.set()
+        call, self._current = self._current, None
+        if call is not None and call.on_gone is not None:
+            call.on_gone()
+        for told in self.server.on_disconnect:
+            told(self)
+
+    def pause_writing(self) -> None:
+        """Note that the client does not read as fast as we write."""
+        self.may_write.clear()
+
+    def resume_writing(self) -> None:
+        """Note that the client has read enough."""
+        self.may_write.set()
+
+    # -- replies ----------------------------------------------------------------------------------------------------
+
+    def send(self, call: Call, data: bytes, *, last: bool, grants: str | None = None) -> None:
+        """Queue a reply for the end of this turn; after the last one, the next call of the client gets its turn."""
+        if self.gone or call is not self._current:
+            return
+        if not call.oneway:
+            self.server.send(self, data, grants)
+        if last:
+            self._current = None
+            if self._unread:
+                asyncio.get_running_loop().call_soon(self._go_on)
+
+    def write(self, data: bytes) -> None:
+        """Write to the socket now."""
+        if self._transport is not None and not self.gone:
+            self._transport.write(data)
+
+    def unread(self) -> int:
+        """Return how many bytes wait for the client to read them."""
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    def close(self) -> None:
+        """Send what is pending, then close."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- calls ------------------------------------------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        while self._current is None and not self.gone:
+            message, nul, rest = self._unread.partition(b"\0")
+            if not nul or len(message) > wire.MAX_MESSAGE:
+                break
+            self._unread = rest
+            self._dispatch(message)
+        # A client may send ahead while a call of its own is under way, but not without bound.
+        if len(self._unread) > wire.MAX_MESSAGE and not self.gone:
+            sentence = f"a message or calls sent ahead are longer than {wire.MAX_MESSAGE} bytes; closing"
+            self._unread = b""
+            self.write(_failure(wire.BadMessage(sentence)))
+            self.close()
+
+    def _dispatch(self, message: bytes) -> None:
+        call = self._current = Call(self, more=False, oneway=False)
+        try:
+            envelope = _envelope.decode(message)
+            call.more, call.oneway = bool(envelope.more), bool(envelope.oneway)
+            interface, _, name = envelope.method.rpartition(".")
+            parameters = b"{}" if bytes(envelope.parameters) == b"null" else envelope.parameters
+            if interface == wire.INTERFACE and name in self.server.handlers:
+                result = self.server.handlers[name](call, _parameters[name].decode(parameters))
+            else:
+                result = _service(interface, name, parameters)
+        except (Refused, ServiceError) as error:
+            _answer_error(call, error)
+        except msgspec.ValidationError as error:
+            call.fail_raw(ServiceError("InvalidParameter", "parameter", str(error)).reply)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            call.fail(wire.BadMessage(f"not a varlink call: {error}"))
+        except Exception:
+            log.exception("server.handler_failed", method=envelope.method)
+            call.fail(wire.BadMessage("neurond failed on this call: its log has the details"))
+        else:
+            if inspect.iscoroutine(result):
+                call.task = asyncio.get_running_loop().create_task(_finish(call, result))
+            elif isinstance(result, wire.Message):
+                call.reply(result)
+
+
+async def _finish(call: Call, work: Coroutine[Any, Any, wire.Message | None]) -> None:
+    try:
+        message = await work
+    except Refused as error:
+        call.fail(error)
+    except asyncio.CancelledError:
+        with suppress(Exception):
+            call.fail(wire.BadMessage("neurond stops"))
+        raise
+    except Exception:
+        log.exception("server.handler_failed")
+        call.fail(wire.BadMessage("neurond failed on this call: its log has the details"))
+    else:
+        if message is not None:
+            call.reply(message)
+
+
+def _answer_error(call: Call, error: Refused | ServiceError) -> None:
+    if isinstance(error, Refused):
+        call.fail(error)
+    else:
+        call.fail_raw(error.reply)
+
+
+class _Described(msgspec.Struct):
+    interface: str
+
+
+class _Info(wire.Message, omit_defaults=False):
+    vendor: str
+    product: str
+    version: str
+    url: str
+    interfaces: list[str]
+
+
+class _Description(wire.Message):
+    description: str
+
+
+def _service(interface: str, name: str, parameters: msgspec.Raw | bytes) -> wire.Message:
+    """Answer the calls that every varlink service answers."""
+    if interface == SERVICE and name == "GetInfo":
+        return _Info(wire.VENDOR, wire.PRODUCT, __version__, wire.URL, [SERVICE, wire.INTERFACE])
+    if interface == SERVICE and name == "GetInterfaceDescription":
+        wanted = msgspec.json.decode(parameters, type=_Described).interface
+        if wanted == wire.INTERFACE:
+            return _Description(wire.interface_description())
+        if wanted == SERVICE:
+            return _Description(SERVICE_DESCRIPTION)
+        raise ServiceError("InterfaceNotFound", "interface", wanted)
+    if interface not in {SERVICE, wire.INTERFACE}:
+        raise ServiceError("InterfaceNotFound", "interface", interface)
+    raise ServiceError("MethodNotFound", "method", f"{interface}.{name}")

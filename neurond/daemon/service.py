@@ -1,0 +1,238 @@
+"""The daemon from its start to its stop.
+
+The order of the start is a promise: lock, watch udev, enumerate, replay the journal, compare, listen, READY. Nothing is
+granted before that. Stopping ends no lease.
+"""
+
+import asyncio
+import grp
+import os
+import resource
+import signal
+import sys
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+import uvloop
+
+from neurond import catalog, wire
+from neurond.daemon import views
+from neurond.daemon.broker import Broker, Rules
+from neurond.daemon.containers import Containers
+from neurond.daemon.discovery import Discovery, Source
+from neurond.daemon.logs import configure_logs
+from neurond.daemon.recovery import recover
+from neurond.daemon.server import Call, Handler, Server
+from neurond.host import processes, systemd
+from neurond.host.docker import Engine
+from neurond.host.journal import Journal
+from neurond.host.rundir import AlreadyRunning, RunDir
+from neurond.host.simulated import Model, SimulatedHost
+from neurond.host.sysfs import Sysfs
+from neurond.ledger.errors import InvalidRequest, NoSuchChip, NotAllowed
+from neurond.ledger.ledger import Ledger
+
+log = structlog.get_logger()
+
+GROUP, ENGINE_GROUP = "neuron", "docker"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How `neurond serve` was called."""
+
+    runtime_dir: Path
+    simulate: str | None
+    engine_url: str
+    log_level: str
+    log_json: bool | None
+
+
+class CannotStart(Exception):
+    """A sentence that says why the daemon can't start."""
+
+
+def serve(options: Options) -> int:
+    """Run the daemon until SIGTERM or SIGINT; return the exit code of the process."""
+    configure_logs(options.log_level, json=options.log_json)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(options))
+    except (AlreadyRunning, CannotStart, OSError) as error:
+        print(f"neurond: {error}", file=sys.stderr)  # noqa: T201 - the last word of a command
+        return 1
+    return 0
+
+
+async def _serve(options: Options) -> None:
+    with ExitStack() as undo:
+        await _run(options, undo)
+
+
+async def _run(options: Options, undo: ExitStack) -> None:
+    stop = _stop_event()
+    _raise_fd_limit()
+    rundir = RunDir(options.runtime_dir)
+    simulated = _simulated(rundir.path, options.simulate) if options.simulate else None
+    discovery = _discovery(simulated)
+    chips, _ = discovery.look()
+    ledger = Ledger(discovery.kind.topology, discovery.kind.name)
+    journal = Journal(rundir.path, processes.boot_id())
+    undo.callback(journal.close)
+    engine = Engine(options.engine_url)
+    recovered = recover(ledger, journal, engine, chips)
+    rules = Rules(
+        lnc=views.lnc_of(discovery.kind, discovery.sysfs.logical_cores()),
+        gid=_gid(GROUP),
+        uid=os.geteuid(),
+        note=lambda: discovery.note(ledger.chips),
+    )
+    broker = Broker(ledger, journal, rules, recovered.seq)
+    await broker.start(recovered.events)
+    containers = Containers(broker, engine, _gid(ENGINE_GROUP))
+    extra = _Extra(broker, simulated, engine)
+    server = Server(broker.handlers() | containers.handlers() | extra.handlers(), broker.commit)
+    broker.server = server
+    server.on_disconnect.append(broker.disconnected)
+
+    listener = systemd.activated_socket()
+    inode = None
+    if listener is None:
+        listener = rundir.bind(rules.gid)
+        inode = rundir.socket.lstat().st_ino
+    undo.callback(rundir.release, inode)
+    listening = await asyncio.get_running_loop().create_unix_server(server.connection, sock=listener)
+    tasks = [
+        asyncio.create_task(discovery.follow(broker.take_chips)),
+        asyncio.create_task(containers.follow()),
+    ]
+    tasks.append(asyncio.create_task(_pet_watchdog()))
+    note = discovery.note(ledger.chips)
+    log.info(
+        "neurond.ready",
+        pid=os.getpid(),
+        socket=str(rundir.socket),
+        instance_type=discovery.kind.name,
+        chips=len(ledger.chips),
+        leases=len(ledger.leases),
+        **({"note": note} if note else {}),
+    )
+    systemd.notify("READY=1")
+    try:
+        await _until(stop, tasks)
+    finally:
+        systemd.notify("STOPPING=1")
+        listening.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for connection in list(server.connections):
+            connection.abort()
+        await asyncio.sleep(0)  # the connections take note
+        broker.commit()
+        if simulated is not None and not ledger.leases:
+            simulated.remove_all()
+        log.info("neurond.stopped", leases=len(ledger.leases))
+
+
+async def _until(stop: asyncio.Event, tasks: list["asyncio.Task[None]"]) -> None:
+    """Wait for the stop, or for the failure of a task that should run for ever."""
+    stopping = asyncio.create_task(stop.wait())
+    done, _ = await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        if task is not stopping:
+            task.result()
+    stopping.cancel()
+
+
+class _Extra:
+    """The calls about the daemon itself and the simulated host."""
+
+    def __init__(self, broker: Broker, simulated: SimulatedHost | None, engine: Engine) -> None:
+        self.broker = broker
+        self.simulated = simulated
+        self.engine = engine
+
+    def handlers(self) -> dict[str, Handler]:
+        return {"Describe": self.describe, "Simulate": self.simulate}
+
+    def describe(self, call: Call, request: wire.Nothing) -> wire.About:
+        del call, request
+        from neurond import __version__  # noqa: PLC0415 - read late, so that tests see a patched one
+
+        return wire.About(
+            __version__,
+            os.getpid(),
+            self.broker.ledger.instance_type,
+            self.simulated is not None,
+            self.engine.url,
+            self.broker.ledger.paused or None,
+        )
+
+    def simulate(self, call: Call, request: wire.Simulate) -> wire.Done:
+        if call.peer.uid not in {0, self.broker.rules.uid}:
+            raise NotAllowed("only root, or the user that runs neurond, may pull and plug chips")
+        if self.simulated is None:
+            raise InvalidRequest("this is no simulated host: start one with neurond serve --simulate TYPE")
+        if not 0 <= request.chip < 64:
+            raise NoSuchChip(f"no chip {request.chip}: the driver knows chips 0 to 63")
+        try:
+            if request.action == "add":
+                self.simulated.add(request.chip, request.major)
+            else:
+                self.simulated.remove(request.chip)
+        except (FileExistsError, FileNotFoundError) as error:
+            raise NoSuchChip(str(error)) from None
+        return wire.Done()
+
+
+def _stop_event() -> asyncio.Event:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # a terminal that closes is no reason to stop
+    return stop
+
+
+def _raise_fd_limit() -> None:
+    """Allow as many descriptors as the hard limit does: each client and each followed process takes one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _simulated(runtime_dir: Path, name: str) -> SimulatedHost:
+    kind = catalog.look_up(name)
+    if not kind.known:
+        raise CannotStart(f"--simulate {name}: choose one of {', '.join(catalog.names())}")
+    model = Model(kind.name, kind.chips, kind.cores, kind.chip, kind.connected)
+    return SimulatedHost(runtime_dir / "sim", model)
+
+
+def _discovery(simulated: SimulatedHost | None) -> Discovery:
+    source: Source
+    if simulated is not None:
+        source, sysfs = simulated, Sysfs(simulated.sys, simulated.dev, stand_ins=not simulated.real_nodes)
+    else:
+        from neurond.host.udev import Udev  # noqa: PLC0415 - a simulated host needs no libudev
+
+        source, sysfs = Udev(), Sysfs()
+    return Discovery(source, sysfs, catalog.look_up(sysfs.product_name()))
+
+
+def _gid(name: str) -> int | None:
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        return None
+
+
+async def _pet_watchdog() -> None:
+    """Tell systemd that the loop turns, three times as often as it wants to know."""
+    period = systemd.watchdog_period()
+    while True:
+        await asyncio.sleep(period / 3 if period else 3600)
+        systemd.notify("WATCHDOG=1")

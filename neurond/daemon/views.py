@@ -1,0 +1,120 @@
+"""The ledger as clients see it."""
+
+import time
+from dataclasses import replace
+
+from neurond import wire
+from neurond.catalog import InstanceType
+from neurond.host import processes
+from neurond.ledger.chips import Chip
+from neurond.ledger.cores import core_ids
+from neurond.ledger.leases import ByConnection, ByContainer, ByProcess, ByTime, Lease
+from neurond.ledger.ledger import Ledger, describe
+
+
+def chip_view(ledger: Ledger, index: int, lnc: int) -> wire.ChipView:
+    """Return one chip, present or lost; `lnc` is the number of physical cores in a logical one."""
+    chip = ledger.chips.get(index)
+    lease = ledger.holder_of(index)
+    known = chip or Chip(index, f"/dev/neuron{index}", 0, 0, problem="vanished from the host")
+    holders = holders_of(lease) if lease is not None else []
+    return wire.ChipView(
+        neuron_device=index,
+        state=ledger.state_of(index),
+        lease=lease.id if lease else None,
+        owner=lease.owner.name if lease else None,
+        since=lease.since if lease else None,
+        name=lease.name if lease else None,
+        holders=holders,
+        problem=known.problem,
+        node=known.node,
+        device=f"{known.major}:{known.minor}",
+        bdf=None,
+        cpu_affinity=None,
+        numa_node=None,
+        connected_to=list(known.connected) or None,
+        connected_from=known.connected_from,
+        nc_count=known.cores // lnc if known.cores else None,
+        cores_from=known.cores_from,
+        logical_neuroncore_config=lnc if known.cores else None,
+        memory_size=known.memory,
+        neuroncore_ids=core_ids([index], known.cores, lnc) if known.cores else [],
+        serial_number=known.serial,
+        device_name=known.device_name,
+        neuron_processes=[
+            wire.NeuronProcess(holder.pid, holder.command or "", "unknown") for holder in holders if holder.pid
+        ],
+    )
+
+
+def holders_of(lease: Lease) -> list[wire.Holder]:
+    """Return who has the chips of a lease, by its binding."""
+    match lease.binding:
+        case ByProcess(pid) | ByConnection(pid):
+            process = processes.describe(pid)
+            return [wire.Holder(pid, process.user, process.command)] if process else []
+        case ByContainer(name, container_id):
+            return [wire.Holder(container=name, container_id=container_id or None)]
+        case _:
+            return []
+
+
+def ended_view(lease: Lease, reason: str) -> wire.LeaseView:
+    """Return a lease that has ended, and why."""
+    return lease_view(replace(lease, state="ended", why=reason))
+
+
+def lease_view(lease: Lease) -> wire.LeaseView:
+    """Return one lease."""
+    binding = lease.binding
+    holders = holders_of(lease) if lease.state != "ended" else []
+    until = None
+    if isinstance(binding, ByTime):
+        until = time.time() + binding.deadline - processes.boottime()
+    return wire.LeaseView(
+        lease=lease.id,
+        state=lease.state,
+        chips=list(lease.chips),
+        owner=lease.owner.name,
+        uid=lease.owner.uid,
+        binding=binding.kind,
+        since=lease.since,
+        name=lease.name,
+        pid=binding.pid if isinstance(binding, ByProcess | ByConnection) else None,
+        command=holders[0].command if holders else None,
+        container=binding.name if isinstance(binding, ByContainer) else None,
+        container_id=(binding.id or None) if isinstance(binding, ByContainer) else None,
+        until=until,
+        lost=list(lease.lost),
+        asked=describe(lease.want),
+        why=lease.why or None,
+    )
+
+
+def environment(ledger: Ledger, lease: Lease, lnc: int) -> dict[str, str]:
+    """Return the environment of a process that uses the lease's chips.
+
+    NEURON_RT_VISIBLE_CORES is a list with commas, as some readers count a range as one core. It is left out where
+    the number of cores is not known: the runtime then takes all cores of the chips that it can open.
+    """
+    env = {
+        "NEUROND_LEASE": lease.id,
+        "NEUROND_CHIPS": ",".join(map(str, lease.chips)),
+        "NEURON_PROCESS_TAG": f"neurond-{lease.id}",
+    }
+    cores = lease_cores(ledger, lease, lnc)
+    if cores:
+        env["NEURON_RT_VISIBLE_CORES"] = ",".join(map(str, cores))
+    return env
+
+
+def lease_cores(ledger: Ledger, lease: Lease, lnc: int) -> list[int]:
+    """Return the host-wide logical core ids of a lease; empty where they are not known."""
+    counts = {ledger.chips[index].cores if index in ledger.chips else None for index in lease.chips}
+    cores = counts.pop() if len(counts) == 1 else None
+    return core_ids(lease.chips, cores, lnc) if cores else []
+
+
+def lnc_of(kind: InstanceType, host: int | None) -> int:
+    """Return the logical core configuration in force: the host's own setting, else the type's default."""
+    return host if host and (not kind.known or kind.cores % host == 0) else kind.lnc

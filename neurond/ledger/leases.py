@@ -1,0 +1,100 @@
+"""A lease, what it was asked for, what it is bound to."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+State = Literal["queued", "active", "draining", "ended"]
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The user a lease belongs to: the uid is what counts, the name is for people."""
+
+    uid: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What a request asks for: `count` chips of neurond's choice, exactly these `chips`, or `every` chip.
+
+    `missing_ok` lets a request wait for chips that are not on the host yet.
+    """
+
+    count: int = 0
+    chips: tuple[int, ...] = ()
+    every: bool = False
+    missing_ok: bool = False
+
+
+class Binding:
+    """What a lease is bound to: its end is the end of the lease. `kind` names it in the journal and on the wire."""
+
+    __slots__ = ()
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class ByProcess(Binding):
+    """Ends when the process is gone.
+
+    `ticks` is its start time (field 22 of /proc/PID/stat): a pid alone may have been given to somebody else.
+    """
+
+    pid: int
+    ticks: int
+    kind: Literal["process"] = "process"
+
+
+@dataclass(frozen=True, slots=True)
+class ByContainer(Binding):
+    """Ends when the container has exited or is removed. While `id` is empty it is a journalled intent to create it."""
+
+    name: str
+    id: str = ""
+    kind: Literal["container"] = "container"
+
+
+@dataclass(frozen=True, slots=True)
+class ByConnection(Binding):
+    """Ends when the client's connection closes; does not outlive the daemon. `pid` is the client, for people."""
+
+    pid: int
+    kind: Literal["connection"] = "connection"
+
+
+@dataclass(frozen=True, slots=True)
+class ByTime(Binding):
+    """Ends at `deadline`, in seconds of CLOCK_BOOTTIME (never the wall clock, which can be set)."""
+
+    deadline: float
+    kind: Literal["time"] = "time"
+
+
+BINDINGS: dict[str, type[Binding]] = {
+    "process": ByProcess,
+    "container": ByContainer,
+    "connection": ByConnection,
+    "time": ByTime,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Who holds which chips since when, and until what happens.
+
+    `since` is the wall clock (seconds since the epoch) of the request while queued, then of the grant; it is for
+    people. `chips` is empty while queued. `lost` are chips that vanished from the host while held. `why` says why a
+    draining lease is at its end.
+    """
+
+    id: str
+    state: State
+    owner: Owner
+    want: Want
+    binding: Binding
+    since: float
+    chips: tuple[int, ...] = ()
+    name: str = ""
+    lost: tuple[int, ...] = ()
+    why: str = ""

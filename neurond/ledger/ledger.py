@@ -1,0 +1,322 @@
+"""The ledger of one host: which chips there are, who holds them, who waits.
+
+A command computes the events that follow from it, applies them and returns them, or raises Refused and changes
+nothing. `replay` applies events from elsewhere (the journal); `snapshot` gives events that rebuild the state.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Literal
+
+from neurond.ledger.chips import Chip, chips_of, mask_of, ranges
+from neurond.ledger.errors import InvalidRequest, NoCapacity, NoSuchChip, NoSuchLease, why_not
+from neurond.ledger.events import (
+    ChipAdded,
+    ChipChanged,
+    ChipRemoved,
+    Event,
+    LeaseBound,
+    LeaseDraining,
+    LeaseEnded,
+    LeaseGranted,
+    LeaseQueued,
+    Opened,
+)
+from neurond.ledger.leases import Binding, Lease, Owner, Want
+from neurond.ledger.topology import Topology
+
+KEPT_ENDED = 200
+ChipState = Literal["free", "leased", "draining", "lost", "quarantined"]
+
+
+class Ledger:
+    """Chips, leases and the queue of one host.
+
+    `instance_type` is the name that the rules are said to come from ("trn1.32xlarge"), for sentences only.
+    """
+
+    def __init__(self, topology: Topology, instance_type: str) -> None:
+        self.topology = topology
+        self.instance_type = instance_type
+        self.epoch = ""
+        self.chips: dict[int, Chip] = {}
+        self.leases: dict[str, Lease] = {}
+        """Leases that hold chips, active or draining, oldest first."""
+        self.queue: dict[str, Lease] = {}
+        """Requests that wait, first come first."""
+        self.paused = ""
+        """Why nothing may be granted for now; empty if it may. Leases can still end."""
+        self.ended: deque[tuple[Lease, str]] = deque(maxlen=KEPT_ENDED)
+        """Leases and requests that ended lately as they were last, with the reason; latest last."""
+        self._next_number = 1
+        # Masks of the fold, changed only by _apply and what it calls.
+        self._present = 0
+        self._usable = 0
+        self._held = 0
+
+    # -- what holds now -------------------------------------------------------------------------------------
+
+    @property
+    def free(self) -> int:
+        """The mask of the chips that could be given out now: present, sound, held by nobody."""
+        return self._usable & ~self._held
+
+    def get(self, lease_id: str) -> Lease:
+        """Return a lease or a waiting request by its id; raises NoSuchLease."""
+        lease = self.leases.get(lease_id) or self.queue.get(lease_id)
+        if lease is None:
+            raise NoSuchLease(f"no lease {lease_id!r}: it has ended or never was (neurond ps lists the leases)")
+        return lease
+
+    def holder_of(self, index: int) -> Lease | None:
+        """Return the lease that holds a chip, if any."""
+        return next((lease for lease in self.leases.values() if index in lease.chips), None)
+
+    def state_of(self, index: int) -> ChipState:
+        """Return the state of a chip that is present, or held though it vanished."""
+        holder = self.holder_of(index)
+        if index not in self.chips:
+            return "lost"
+        if holder is not None:
+            return "draining" if holder.state == "draining" else "leased"
+        return "quarantined" if self.chips[index].problem else "free"
+
+    def waits_ahead(self) -> Lease | None:
+        """Return the first waiting request that the chips on this host could serve, if any.
+
+        One that they could not serve (chips are missing) keeps its place but holds up nobody.
+        """
+        return next((lease for lease in self.queue.values() if self._fit(lease.want, self._usable)), None)
+
+    def why_not(self, want: Want, now: float) -> NoCapacity:
+        """Return the error that says why this request can't be had now, and who is in the way."""
+        if want.every:
+            size, asked, wanted = (
+                self._present.bit_count(),
+                f"all {self._present.bit_count()} chips asked",
+                -1,
+            )
+        elif want.chips:
+            size, asked = len(want.chips), f"chip{'s' * (len(want.chips) > 1)} {ranges(want.chips)} asked"
+            wanted = mask_of(want.chips)
+        else:
+            size, asked, wanted = want.count, f"{want.count} chip{'s' * (want.count > 1)} asked", -1
+        problems = {i: c.problem for i, c in self.chips.items() if c.problem and wanted >> i & 1}
+        missing = [i for i in want.chips if i not in self.chips]
+        if missing:
+            problems |= dict.fromkeys(missing, "not on the host now")
+        elif not want.chips and self._present.bit_count() < size:
+            asked += f", {self._present.bit_count()} on the host"
+        holders = [lease for lease in self.leases.values() if mask_of(lease.chips) & wanted]
+        sentence = why_not(asked, self.free & wanted, size, holders=holders, problems=problems, now=now)
+        ahead = self.waits_ahead()
+        if ahead is not None and self._fit(want, self.free):
+            sentence += f"; request {ahead.id} ({ahead.owner.name}) waits ahead for {describe(ahead.want)}"
+        return NoCapacity(sentence, holders)
+
+    # -- commands -------------------------------------------------------------------------------------------
+
+    def open(self, epoch: str) -> list[Event]:
+        """Begin a new ledger, whose lease ids start with `epoch`."""
+        return [self._apply(Opened(epoch))]
+
+    def look(self, found: Mapping[int, Chip], now: float) -> list[Event]:
+        """Take in the whole set of chips that the host has now."""
+        events: list[Event] = [self._apply(ChipRemoved(index)) for index in sorted(self.chips) if index not in found]
+        for index in sorted(found):
+            if index not in self.chips:
+                events.append(self._apply(ChipAdded(found[index])))
+            elif self.chips[index] != found[index]:
+                events.append(self._apply(ChipChanged(found[index])))
+        return events + self._serve(now) if events else events
+
+    def acquire(
+        self, want: Want, owner: Owner, binding: Binding, *, now: float, name: str = "", wait: bool = False
+    ) -> tuple[Lease, list[Event]]:
+        """Grant chips, or queue the request if `wait`; `now` is the wall clock.
+
+        Raises InvalidRequest or NoSuchChip for what can never be, NoCapacity for what can't be now.
+        """
+        self._check(want)
+        if self.paused:
+            raise NoCapacity(self.paused)
+        blocked = bool(self.queue) and self.waits_ahead() is not None
+        mask = 0 if blocked else self._fit(want, self.free)
+        lease_id = f"{self.epoch}-{self._next_number}"
+        if mask:
+            lease = Lease(lease_id, "active", owner, want, binding, now, chips_of(mask), name)
+            return lease, [self._apply(LeaseGranted(lease))]
+        if not wait or not (want.missing_ok or self._fit(want, self._usable)):
+            raise self.why_not(want, now)
+        lease = Lease(lease_id, "queued", owner, want, binding, now, (), name)
+        return lease, [self._apply(LeaseQueued(lease))]
+
+    def resume(self, now: float) -> list[Event]:
+        """Grant again, beginning with those who waited meanwhile."""
+        self.paused = ""
+        return self._serve(now)
+
+    def bind(self, lease_id: str, binding: Binding) -> list[Event]:
+        """Bind a lease to something else, as one event; the chips stay held throughout."""
+        self.get(lease_id)
+        return [self._apply(LeaseBound(lease_id, binding))]
+
+    def drain(self, lease_id: str, reason: str, now: float) -> list[Event]:
+        """Note the end of a binding: the chips stay withheld until `end`. A second time changes nothing.
+
+        A waiting request ends at once, which may serve those behind it.
+        """
+        lease = self.get(lease_id)
+        if lease.state == "queued":
+            return self.end(lease_id, reason, now)
+        return [self._apply(LeaseDraining(lease_id, reason))] if lease.state == "active" else []
+
+    def end(self, lease_id: str, reason: str, now: float) -> list[Event]:
+        """End a lease or a waiting request, and serve the queue. Raises NoSuchLease the second time."""
+        self.get(lease_id)
+        ended = self._apply(LeaseEnded(lease_id, reason))
+        return [ended, *self._serve(now)] if self.queue else [ended]
+
+    # -- fold -----------------------------------------------------------------------------------------------
+
+    def replay(self, events: Iterable[Event]) -> None:
+        """Apply events that were decided before, in their order."""
+        for event in events:
+            self._apply(event)
+
+    def snapshot(self) -> list[Event]:
+        """Return events that rebuild exactly this state."""
+        return [
+            Opened(self.epoch, self._next_number),
+            *(ChipAdded(self.chips[index]) for index in sorted(self.chips)),
+            *(LeaseGranted(lease) for lease in self.leases.values()),
+            *(LeaseQueued(lease) for lease in self.queue.values()),
+        ]
+
+    def _apply(self, event: Event) -> Event:  # noqa: C901 - one place where state changes, a case per event
+        """Change the state as one event says. Unknown leases are no error: a journal may have lost lines."""
+        match event:
+            case LeaseGranted(lease):
+                self._on_granted(lease)
+            case LeaseEnded(lease_id, reason):
+                self._on_ended(lease_id, reason)
+            case LeaseDraining(lease_id, reason):
+                if lease_id in self.leases:
+                    self.leases[lease_id] = replace(self.leases[lease_id], state="draining", why=reason)
+            case LeaseQueued(lease):
+                self.queue[lease.id] = lease
+                self._count(lease.id)
+            case LeaseBound(lease_id, binding):
+                for place in (self.leases, self.queue):
+                    if lease_id in place:
+                        place[lease_id] = replace(place[lease_id], binding=binding)
+            case ChipAdded(chip) | ChipChanged(chip):
+                self._on_chip(chip)
+            case ChipRemoved(index):
+                self._on_chip_removed(index)
+            case Opened():
+                self.epoch = event.epoch
+                self._next_number = event.next_number
+        return event
+
+    def _on_granted(self, lease: Lease) -> None:
+        self.queue.pop(lease.id, None)
+        self.leases[lease.id] = lease
+        self._held |= mask_of(lease.chips)
+        self._count(lease.id)
+
+    def _on_ended(self, lease_id: str, reason: str) -> None:
+        lease = self.queue.pop(lease_id, None) or self.leases.pop(lease_id, None)
+        if lease is not None:
+            self._held &= ~mask_of(lease.chips)
+            self.ended.append((lease, lease.why or reason))
+
+    def _on_chip(self, chip: Chip) -> None:
+        if chip.index >= self.topology.width:
+            self.topology = replace(self.topology, width=chip.index + 1)
+        bit = 1 << chip.index
+        self.chips[chip.index] = chip
+        self._present |= bit
+        self._usable = self._usable & ~bit if chip.problem else self._usable | bit
+
+    def _on_chip_removed(self, index: int) -> None:
+        self.chips.pop(index, None)
+        self._present &= ~(1 << index)
+        self._usable &= ~(1 << index)
+        holder = self.holder_of(index)
+        if holder is not None:
+            self.leases[holder.id] = replace(holder, lost=tuple(sorted({*holder.lost, index})))
+
+    # -- rules ----------------------------------------------------------------------------------------------
+
+    def _count(self, lease_id: str) -> None:
+        """Never give out a number again that was seen in an event."""
+        epoch, _, number = lease_id.rpartition("-")
+        if epoch == self.epoch and int(number) >= self._next_number:
+            self._next_number = int(number) + 1
+
+    def _fit(self, want: Want, among: int) -> int:
+        """Return the mask of the chips that this request would get from `among`, or 0."""
+        if want.count:
+            return self.topology.pick(among, want.count)
+        mask = self._present if want.every else mask_of(want.chips)
+        return mask if mask & among == mask else 0
+
+    def _serve(self, now: float) -> list[Event]:
+        """Grant from the head of the queue, as far as it goes."""
+        events: list[Event] = []
+        for lease in () if self.paused else tuple(self.queue.values()):
+            mask = self._fit(lease.want, self.free)
+            if mask:
+                granted = replace(lease, state="active", chips=chips_of(mask), since=now)
+                events.append(self._apply(LeaseGranted(granted)))
+            elif self._fit(lease.want, self._usable):
+                break
+        return events
+
+    def _check(self, want: Want) -> None:
+        """Raise for what this kind of host can never give."""
+        given = (want.count != 0) + bool(want.chips) + want.every
+        if given != 1 or want.count < 0:
+            raise InvalidRequest(
+                f"{want.count} chips asked: ask for at least 1 chip (-n N), for chips by number (--chips) or --all"
+                if given < 2
+                else "ask for chips in one way: by count (-n), by number (--chips) or --all"
+            )
+        if want.count:
+            self._check_count(want.count)
+        elif want.chips:
+            self._check_chips(want)
+
+    def _check_count(self, count: int) -> None:
+        if count in self.topology.sizes:
+            return
+        nearest = " and ".join(str(size) for size in self.topology.nearest_sizes(count))
+        raise InvalidRequest(
+            f"{self.instance_type} cannot lease {count} chips together: the nearest legal "
+            f"size{'s are' if ' ' in nearest else ' is'} {nearest} (legal: {self.topology.describe()})"
+        )
+
+    def _check_chips(self, want: Want) -> None:
+        twice = sorted({index for index in want.chips if want.chips.count(index) > 1})
+        if twice:
+            raise InvalidRequest(f"chip {twice[0]} is named twice in --chips {','.join(map(str, want.chips))}")
+        missing = [index for index in want.chips if index not in self.chips]
+        never = [index for index in missing if not (want.missing_ok and 0 <= index < self.topology.width)]
+        if never:
+            raise NoSuchChip(f"no chip {never[0]} on this host (have {ranges(self.chips)})")
+        if not self.topology.is_legal(mask_of(tuple(sorted(want.chips)))):
+            raise InvalidRequest(
+                f"chips {ranges(want.chips)} are not a set that {self.instance_type} leases together "
+                f"(legal: {self.topology.describe()})"
+            )
+
+
+def describe(want: Want) -> str:
+    """Say what a request asks for: "4 chips", "chips 0-3", "all chips"."""
+    if want.every:
+        return "all chips"
+    if want.chips:
+        return f"chip{'s' * (len(want.chips) > 1)} {ranges(want.chips)}"
+    return f"{want.count} chip{'s' * (want.count > 1)}"

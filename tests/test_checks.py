@@ -1,0 +1,64 @@
+"""The checks that are no tests of behaviour, run as tests so that one command is the whole check."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parent.parent
+SHELL_SCRIPTS = ("packaging/demo", "packaging/lock", "packaging/setup.sh", "packaging/test", ".ci/run")
+
+
+def check(*command: str) -> None:
+    """Run a command, and fail with its output."""
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_ruff_finds_nothing() -> None:
+    """The code follows the rules of pyproject.toml."""
+    check(sys.executable, "-m", "ruff", "check", ".")
+
+
+def test_code_is_formatted() -> None:
+    """The code is formatted as ruff formats it."""
+    check(sys.executable, "-m", "ruff", "format", "--check", ".")
+
+
+@pytest.mark.timeout(300)
+def test_mypy_finds_nothing() -> None:
+    """All code is typed, strictly."""
+    check(sys.executable, "-m", "mypy")
+
+
+def test_imports_point_inward() -> None:
+    """The layers are as pyproject.toml draws them."""
+    check(str(Path(sys.executable).with_name("lint-imports")), "--no-cache")
+
+
+def test_codespell_finds_nothing() -> None:
+    """Words are spelled right."""
+    check(sys.executable, "-m", "codespell_lib")
+
+
+@pytest.mark.parametrize("script", SHELL_SCRIPTS)
+def test_shell_scripts_parse(script: str) -> None:
+    """Shell scripts are whole."""
+    check("bash", "-n", script)
+
+
+def test_units_are_valid(tmp_path: Path) -> None:
+    """Systemd takes the units as they are, but for the path of the command, which is not installed here."""
+    for unit in (REPOSITORY / "systemd").glob("neurond.*"):
+        text = unit.read_text().replace("/usr/bin/neurond", sys.executable)
+        (tmp_path / unit.name).write_text(text)
+    check("systemd-analyze", "verify", *map(str, sorted(tmp_path.iterdir())))
+
+
+def test_top_of_the_repository_is_tidy() -> None:
+    """Only what belongs there lies at the top."""
+    tracked = subprocess.run(["git", "ls-files"], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+    top = {path.partition("/")[0] for path in tracked.splitlines()}
+    wanted = {"pyproject.toml", "neurond", "systemd", "tests", "packaging", "README.md"}
+    assert {name for name in top if not name.startswith(".")} <= wanted
