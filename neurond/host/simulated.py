@@ -1,21 +1,23 @@
 """A simulated host: the files and nodes that the Neuron driver would make, in a directory of our own.
 
 As root the nodes are real character devices, so that a real container engine maps them and its device cgroup really
-allows one and denies another. They borrow the numbers of virtual terminals that nobody uses (4:48 to 4:63): any
-process may open those, and no two chips are the same device. A kernel without virtual terminals gets numbers that
-have no driver: opening such a node fails with ENXIO where the cgroup allows it and with EPERM where it does not.
+allows one and denies another. They borrow the numbers of virtual terminals that nobody uses (4:48 to 4:63; a second
+and third simulated host beside the first get 4:32 and 4:16 onwards): any process may open those, and no two chips are
+the same device. A kernel without virtual terminals gets numbers that have no driver: opening such a node fails with
+ENXIO where the cgroup allows it and with EPERM where it does not.
 """
 
 import os
 import shutil
+import socket
 import stat
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-TTY_MAJOR, FIRST_TTY, TTYS = 4, 48, 16
+TTY_MAJOR, TTYS, BLOCKS = 4, 16, (48, 32, 16)
 SPARE_MAJORS = range(239, 199, -1)
 
 
@@ -53,9 +55,13 @@ class SimulatedHost:
             self._make_nodes_openable()
             (self.sys / "module/neuron/version").write_text("2.30.2.0\n")
             (self._class / "ultraserver_mode").write_text("\n")
+            self._block = _claim_block(BLOCKS)
+            (root / "block").write_text(str(self._block[0]))
             for index in range(model.chips):
                 self.add(index)
             dmi.joinpath("product_name").write_text(model.product)  # last: it says that the tree is whole
+        else:
+            self._block = _claim_block([int((root / "block").read_text())])
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when there is news."""
@@ -76,7 +82,7 @@ class SimulatedHost:
         name = f"neuron{index}"
         if (self._class / name).is_symlink():
             raise FileExistsError(f"chip {index} is plugged already")
-        major, minor = (major, index) if major is not None else _numbers(index)
+        major, minor = (major, index) if major is not None else self._numbers(index)
         directory = self._devices / name
         (directory / "info/architecture").mkdir(parents=True)
         for path, text in {
@@ -115,6 +121,12 @@ class SimulatedHost:
         with suppress(FileNotFoundError):
             shutil.rmtree(self.root)
 
+    def _numbers(self, index: int) -> tuple[int, int]:
+        if self._block[0] and index < TTYS:
+            return TTY_MAJOR, self._block[0] + index
+        taken = {line.split()[0] for line in _known_devices() if line[:3].strip().isdigit()}
+        return next(major for major in SPARE_MAJORS if str(major) not in taken), index
+
     def _make_nodes_openable(self) -> None:
         """Mount a tmpfs of our own where the file system does not let device nodes be opened (/run is `nodev`)."""
         if self.real_nodes and os.statvfs(self.dev).f_flag & os.ST_NODEV:
@@ -122,9 +134,18 @@ class SimulatedHost:
             subprocess.run(["mount", "-t", "tmpfs", "-o", options, "neurond-sim", str(self.dev)], check=True)
 
 
-def _numbers(index: int) -> tuple[int, int]:
-    known = Path("/proc/devices").read_text("ascii").partition("Block devices:")[0].split("\n")
-    if index < TTYS and f"{TTY_MAJOR:>3} /dev/vc/0" in known:
-        return TTY_MAJOR, FIRST_TTY + index
-    taken = {line.split()[0] for line in known if line[:3].strip().isdigit()}
-    return next(major for major in SPARE_MAJORS if str(major) not in taken), index
+def _claim_block(firsts: Sequence[int]) -> tuple[int, socket.socket]:
+    """Claim a block of virtual terminals for this process; return its first, or 0 if there is none to be had.
+
+    The claim is an abstract socket's name, which the kernel takes back when the process ends.
+    """
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    for first in firsts if f"{TTY_MAJOR:>3} /dev/vc/0" in _known_devices() else ():
+        with suppress(OSError):
+            claim.bind(f"\0neurond-simulated-{first}")
+            return first, claim
+    return firsts[0] if len(firsts) == 1 else 0, claim
+
+
+def _known_devices() -> list[str]:
+    return Path("/proc/devices").read_text("ascii").partition("Block devices:")[0].split("\n")
