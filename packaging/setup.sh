@@ -73,8 +73,8 @@ want_environment() {
         say "making a Python $version environment in $environment with what $lock pins"
         rm -rf "$environment"
         "$python" -m venv "$environment"
-        "$environment/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes -r "$lock"
-        "$environment/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+        "$environment/bin/python" -m pip install -qq --disable-pip-version-check --require-hashes -r "$lock"
+        "$environment/bin/python" -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation \
             --editable "$repository"
         touch "$environment/whole"
     fi

@@ -20,7 +20,8 @@ from neurond.daemon.bindings import Bindings
 from neurond.daemon.server import Call, Connection, Handler, Peer, Server
 from neurond.host import processes
 from neurond.host.journal import Journal, JournalError, encode_event
-from neurond.ledger.chips import Chip
+from neurond.host.opens import Opens
+from neurond.ledger.chips import Chip, mask_of
 from neurond.ledger.errors import InvalidRequest, NoCapacity, NoSuchLease, NotAllowed, Refused, WaitTimedOut
 from neurond.ledger.events import (
     ChipAdded,
@@ -32,7 +33,7 @@ from neurond.ledger.events import (
     LeaseGranted,
     LeaseQueued,
 )
-from neurond.ledger.leases import Binding, ByConnection, ByProcess, ByTime, Lease, Owner, Want
+from neurond.ledger.leases import Binding, ByConnection, ByContainer, ByProcess, ByTime, Lease, Owner, Want
 from neurond.ledger.ledger import Ledger
 
 log = structlog.get_logger()
@@ -72,13 +73,14 @@ class Waiter:
 class Broker:
     """Owns the ledger. `server` is set once it exists."""
 
-    def __init__(self, ledger: Ledger, journal: Journal, rules: Rules, seq: int) -> None:
+    def __init__(self, ledger: Ledger, journal: Journal, opens: Opens, rules: Rules, seq: int) -> None:
         self.ledger = ledger
         self.rules = rules
         self.seq = seq
         self.server: Server | None = None
         self.on_ended: list[Callable[[str], None]] = []
         self._journal = journal
+        self._opens = opens
         self._bindings = Bindings(self.binding_ended)
         self._waiters: dict[str, Waiter] = {}
         self._events: deque[tuple[int, float, Event]] = deque(maxlen=KEPT_EVENTS)
@@ -99,6 +101,7 @@ class Broker:
         When this returns, the journal holds the present state, and what could be drained at once is free.
         """
         self._devices = {index: (chip.major, chip.minor) for index, chip in self.ledger.chips.items()}
+        self._opens.watch({chip.node: index for index, chip in self.ledger.chips.items()})
         for lease in self.ledger.leases.values():
             if lease.state == "active":
                 self._bindings.follow(lease.id, lease.binding)
@@ -109,12 +112,22 @@ class Broker:
 
     def take_chips(self, found: dict[int, Chip]) -> None:
         """Take in the whole set of chips that the host has now."""
+        self._opens.watch({chip.node: index for index, chip in found.items()})
         self.happened(self.ledger.look(found, time.time()))
 
     def binding_ended(self, lease_id: str, reason: str) -> None:
-        """End a lease whose binding has ended; one that is over already is none of anybody's business."""
-        with suppress(NoSuchLease):
+        """End a lease whose binding has ended; one that is over already is none of anybody's business.
+
+        Its chips are free at once if nobody can have them open, else when nobody has.
+        """
+        lease = self.ledger.leases.get(lease_id) or self.ledger.queue.get(lease_id)
+        if lease is None:
+            return
+        in_container = isinstance(lease.binding, ByContainer)  # whose nodes are not the ones that are watched
+        if lease.state == "active" and (in_container or self._opens.look() & mask_of(lease.chips)):
             self.happened(self.ledger.drain(lease_id, reason, time.time()))
+        elif lease.state != "draining":
+            self.end(lease_id, reason)
 
     def disconnected(self, connection: Connection) -> None:
         """Take note that a client is gone."""
@@ -247,7 +260,9 @@ class Broker:
         draining = [lease for lease in self.ledger.leases.values() if lease.state == "draining"]
         if draining:
             chips = {index for lease in draining for index in lease.chips} & self._devices.keys()
+            self._opens.forget(mask_of(tuple(chips)))
             users = await asyncio.to_thread(processes.users_of, {self._devices[index] for index in chips})
+            self._opens.maybe_open |= mask_of(tuple(index for index in chips if users.get(self._devices[index])))
             for lease in draining:
                 if not any(users.get(self._devices[index]) for index in lease.chips if index in chips):
                     self.end(lease.id, "no process has its chips open")
@@ -364,7 +379,7 @@ class Broker:
         lease = self.ledger.get(request.lease)
         self.must_own(call.peer, lease)
         by = processes.user_name(call.peer.uid)
-        self.happened(self.ledger.drain(lease.id, f"released by {by}", time.time()))
+        self.binding_ended(lease.id, f"released by {by}")
         return wire.Released("draining" if lease.id in self.ledger.leases else "ended")
 
     def _renew(self, call: Call, request: wire.Renew) -> wire.Renewed:

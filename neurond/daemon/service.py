@@ -28,6 +28,7 @@ from neurond.daemon.server import Call, Handler, Server
 from neurond.host import processes, systemd
 from neurond.host.docker import Engine
 from neurond.host.journal import Journal
+from neurond.host.opens import Opens
 from neurond.host.rundir import AlreadyRunning, RunDir
 from neurond.host.simulated import Model, SimulatedHost
 from neurond.host.sysfs import Sysfs
@@ -89,7 +90,7 @@ async def _run(options: Options, undo: ExitStack) -> None:
         uid=os.geteuid(),
         note=lambda: discovery.note(ledger.chips),
     )
-    broker = Broker(ledger, journal, rules, recovered.seq)
+    broker = Broker(ledger, journal, Opens(), rules, recovered.seq)
     await broker.start(recovered.events)
     containers = Containers(broker, engine, _gid(ENGINE_GROUP))
     extra = _Extra(broker, simulated, engine)
