@@ -82,11 +82,19 @@ class Containers:
             try:
                 await self.look()
             except EngineError as error:
-                if self._reachable:
-                    log.warning("engine.failed", error=str(error), follows="keeping the chips of containers leased")
-                self._reachable = False
+                self._note_failure(error)
             else:
                 self._reachable = True
+
+    def _note_failure(self, error: EngineError) -> None:
+        """Say once that the engine can't be asked: a warning only where that matters."""
+        if self._reachable:
+            leases = self.broker.ledger.leases.values()
+            if any(isinstance(lease.binding, ByContainer) for lease in leases):
+                log.warning("engine.failed", error=str(error), follows="keeping the chips of containers leased")
+            else:
+                log.info("engine.absent", error=str(error))
+        self._reachable = False
 
     async def look(self) -> None:
         """Compare all our containers with all leases. Raises EngineError, at the first that can't be asked about."""

@@ -17,14 +17,15 @@ from pathlib import Path
 import structlog
 import uvloop
 
-from neurond import catalog, wire
+from neurond import catalog
 from neurond.daemon import views
+from neurond.daemon.about import About
 from neurond.daemon.broker import Broker, Rules
 from neurond.daemon.containers import Containers
 from neurond.daemon.discovery import Discovery, Source
 from neurond.daemon.logs import configure_logs
 from neurond.daemon.recovery import recover
-from neurond.daemon.server import Call, Handler, Server
+from neurond.daemon.server import Server
 from neurond.host import processes, systemd
 from neurond.host.docker import Engine
 from neurond.host.journal import Journal
@@ -32,7 +33,6 @@ from neurond.host.opens import Opens
 from neurond.host.rundir import AlreadyRunning, RunDir
 from neurond.host.simulated import Model, SimulatedHost
 from neurond.host.sysfs import Sysfs
-from neurond.ledger.errors import InvalidRequest, NoSuchChip, NotAllowed
 from neurond.ledger.ledger import Ledger
 
 log = structlog.get_logger()
@@ -61,10 +61,14 @@ def serve(options: Options) -> int:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(options))
-    except (AlreadyRunning, CannotStart, OSError) as error:
-        print(f"neurond: {error}", file=sys.stderr)  # noqa: T201 - the last word of a command
-        return 1
-    return 0
+    except (AlreadyRunning, CannotStart) as error:
+        sentence = str(error)
+    except OSError as error:
+        sentence = f"cannot start: {error.filename or error}" + (f": {error.strerror}" if error.filename else "")
+    else:
+        return 0
+    print(f"neurond: {sentence}", file=sys.stderr)  # noqa: T201 - the last word of a command
+    return 1
 
 
 async def _serve(options: Options) -> None:
@@ -93,8 +97,8 @@ async def _run(options: Options, undo: ExitStack) -> None:
     broker = Broker(ledger, journal, Opens(), rules, recovered.seq)
     await broker.start(recovered.events)
     containers = Containers(broker, engine, _gid(ENGINE_GROUP))
-    extra = _Extra(broker, simulated, engine)
-    server = Server(broker.handlers() | containers.handlers() | extra.handlers(), broker.commit)
+    about = About(broker, simulated, engine)
+    server = Server(broker.handlers() | containers.handlers() | about.handlers(), broker.commit)
     broker.server = server
     server.on_disconnect.append(broker.disconnected)
 
@@ -146,47 +150,6 @@ async def _until(stop: asyncio.Event, tasks: list["asyncio.Task[None]"]) -> None
         if task is not stopping:
             task.result()
     stopping.cancel()
-
-
-class _Extra:
-    """The calls about the daemon itself and the simulated host."""
-
-    def __init__(self, broker: Broker, simulated: SimulatedHost | None, engine: Engine) -> None:
-        self.broker = broker
-        self.simulated = simulated
-        self.engine = engine
-
-    def handlers(self) -> dict[str, Handler]:
-        return {"Describe": self.describe, "Simulate": self.simulate}
-
-    def describe(self, call: Call, request: wire.Nothing) -> wire.About:
-        del call, request
-        from neurond import __version__  # noqa: PLC0415 - read late, so that tests see a patched one
-
-        return wire.About(
-            __version__,
-            os.getpid(),
-            self.broker.ledger.instance_type,
-            self.simulated is not None,
-            self.engine.url,
-            self.broker.ledger.paused or None,
-        )
-
-    def simulate(self, call: Call, request: wire.Simulate) -> wire.Done:
-        if call.peer.uid not in {0, self.broker.rules.uid}:
-            raise NotAllowed("only root, or the user that runs neurond, may pull and plug chips")
-        if self.simulated is None:
-            raise InvalidRequest("this is no simulated host: start one with neurond serve --simulate TYPE")
-        if not 0 <= request.chip < 64:
-            raise NoSuchChip(f"no chip {request.chip}: the driver knows chips 0 to 63")
-        try:
-            if request.action == "add":
-                self.simulated.add(request.chip, request.major)
-            else:
-                self.simulated.remove(request.chip)
-        except (FileExistsError, FileNotFoundError) as error:
-            raise NoSuchChip(str(error)) from None
-        return wire.Done()
 
 
 def _stop_event() -> asyncio.Event:
