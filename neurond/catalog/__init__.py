@@ -32,6 +32,8 @@ class InstanceType:
     def connected(self, index: int) -> tuple[int, ...]:
         """Return the neighbours of a chip, ascending; empty where they are not known."""
         last = self.chips - 1
+        if index > last:
+            return ()
         if self.links == "chain":
             near = {index - 1, index + 1} & set(range(self.chips))
         elif self.links == "ring":

@@ -1,6 +1,5 @@
 """Chips as the ledger sees them, and sets of chips as bit masks."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -30,6 +29,20 @@ class Chip:
     problem: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class User:
+    """A process that has a chip open, as people see it; `container` is the id of the one it runs in, if any."""
+
+    pid: int
+    user: str
+    command: str
+    container: str = ""
+
+    def __str__(self) -> str:
+        where = f", container {self.container[:12]}" if self.container else ""
+        return f"pid {self.pid} ({self.user}, {self.command}{where})"
+
+
 @lru_cache(maxsize=1 << 16)
 def mask_of(chips: tuple[int, ...]) -> int:
     """Return the bit mask of a tuple of chip indices: bit N stands for chip N."""
@@ -43,14 +56,3 @@ def mask_of(chips: tuple[int, ...]) -> int:
 def chips_of(mask: int) -> tuple[int, ...]:
     """Return the ascending chip indices of a bit mask."""
     return tuple(index for index in range(mask.bit_length()) if mask >> index & 1)
-
-
-def ranges(chips: Iterable[int]) -> str:
-    """Write chip indices as people read them: 0,1,2,3,5 becomes "0-3,5"; none is "none"."""
-    parts: list[list[int]] = []
-    for index in sorted(chips):
-        if parts and parts[-1][-1] == index - 1:
-            parts[-1].append(index)
-        else:
-            parts.append([index])
-    return ",".join(str(p[0]) if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts) or "none"

@@ -7,6 +7,8 @@ Trainium2). On a host, ids count through all chips: chip N of a kind with C logi
 
 from collections.abc import Iterable
 
+from neurond.ledger.words import ranges
+
 
 class BadCoreList(ValueError):
     """A value of NEURON_RT_VISIBLE_CORES that the runtime would not take."""
@@ -50,7 +52,7 @@ def contradiction(wanted: str, leased: Iterable[int]) -> str | None:
     beyond = sorted(set(asked) - set(own))
     if beyond:
         return (
-            f"NEURON_RT_VISIBLE_CORES={wanted} names cores outside the lease, which has "
-            f"{own[0]}-{own[-1]}: unset it, or name cores of the lease"
+            f"NEURON_RT_VISIBLE_CORES={wanted} names cores outside the lease, which has {ranges(own)}: "
+            "unset it, or name cores of the lease"
         )
     return None

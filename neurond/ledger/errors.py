@@ -6,8 +6,9 @@ Every error has a `kind`, which is also the name of the varlink error that a cli
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from neurond.ledger.chips import chips_of, ranges
+from neurond.ledger.chips import chips_of
 from neurond.ledger.leases import Lease
+from neurond.ledger.words import ranges
 
 
 class Refused(Exception):
@@ -75,7 +76,7 @@ def name_holders(holders: Sequence[Lease], now: float, most: int = 4) -> str:
     words = [
         f"{ranges(lease.chips)} by {lease.owner.name} (lease {lease.id}"
         + (f", {lease.name}" if lease.name else "")
-        + f", {'draining' if lease.state == 'draining' else 'since'} {clock(lease.since, now)})"
+        + f", since {clock(lease.since, now)}{'' if lease.state == 'active' else ', ' + lease.state})"
         for lease in holders[:most]
     ]
     if len(holders) > most:
@@ -84,11 +85,11 @@ def name_holders(holders: Sequence[Lease], now: float, most: int = 4) -> str:
 
 
 def why_not(
-    asked: str, free: int, size: int, *, holders: Sequence[Lease], problems: Mapping[int, str], now: float
+    asked: str, free: int, size: int, *, fits: bool, holders: Sequence[Lease], problems: Mapping[int, str], now: float
 ) -> str:
     """Write the sentence of a NoCapacity: what was asked, what is free, and who is in the way."""
     count = free.bit_count()
-    if count >= size:
+    if count >= size and not fits:
         sentence = f"{asked}, {count} free but not a legal set (free: {ranges(chips_of(free))})"
     else:
         sentence = f"{asked}, {count} free" + (f" (free: {ranges(chips_of(free))})" if count else "")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from neurond.ledger.chips import Chip
+from neurond.ledger.chips import Chip, User
 from neurond.ledger.leases import Binding, Lease
 
 
@@ -41,6 +41,15 @@ class ChipRemoved:
 
 
 @dataclass(frozen=True, slots=True)
+class ChipForeign:
+    """These processes have a chip open or mapped without a lease; with none of them it is nobody's any more."""
+
+    kind: ClassVar[str] = "chip.foreign"
+    index: int
+    users: tuple[User, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseQueued:
     """A request waits its turn."""
 
@@ -75,6 +84,15 @@ class LeaseDraining:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseStuck:
+    """A lease drains for too long: these processes still have its chips open, or can't be looked into."""
+
+    kind: ClassVar[str] = "lease.stuck"
+    id: str
+    users: tuple[User, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseEnded:
     """A lease is over (or a request stopped waiting), and its chips are free."""
 
@@ -88,10 +106,12 @@ Event = (
     | ChipAdded
     | ChipChanged
     | ChipRemoved
+    | ChipForeign
     | LeaseQueued
     | LeaseGranted
     | LeaseBound
     | LeaseDraining
+    | LeaseStuck
     | LeaseEnded
 )
 
@@ -102,10 +122,12 @@ KINDS: dict[str, type[Event]] = {
         ChipAdded,
         ChipChanged,
         ChipRemoved,
+        ChipForeign,
         LeaseQueued,
         LeaseGranted,
         LeaseBound,
         LeaseDraining,
+        LeaseStuck,
         LeaseEnded,
     )
 }

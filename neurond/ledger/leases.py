@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-State = Literal["queued", "active", "draining", "ended"]
+from neurond.ledger.chips import User
+
+State = Literal["queued", "active", "draining", "stuck", "ended"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,9 @@ class Lease:
 
     `since` is the wall clock (seconds since the epoch) of the request while queued, then of the grant; it is for
     people. `chips` is empty while queued. `lost` are chips that vanished from the host while held. `why` says why a
-    draining lease is at its end.
+    draining lease is at its end. `key` is the client's own name for the request, so that asking twice gives one lease.
+    `enforce` says that the holder asked to be confined to its chips. `users` are the processes that a stuck lease
+    waits for.
     """
 
     id: str
@@ -98,3 +102,6 @@ class Lease:
     name: str = ""
     lost: tuple[int, ...] = ()
     why: str = ""
+    key: str = ""
+    enforce: bool = False
+    users: tuple[User, ...] = ()

@@ -7,13 +7,15 @@ nothing. `replay` applies events from elsewhere (the journal); `snapshot` gives 
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Literal
+from itertools import pairwise
+from typing import Any, Literal
 
-from neurond.ledger.chips import Chip, chips_of, mask_of, ranges
+from neurond.ledger.chips import Chip, User, chips_of, mask_of
 from neurond.ledger.errors import InvalidRequest, NoCapacity, NoSuchChip, NoSuchLease, why_not
 from neurond.ledger.events import (
     ChipAdded,
     ChipChanged,
+    ChipForeign,
     ChipRemoved,
     Event,
     LeaseBound,
@@ -21,13 +23,17 @@ from neurond.ledger.events import (
     LeaseEnded,
     LeaseGranted,
     LeaseQueued,
+    LeaseStuck,
     Opened,
 )
 from neurond.ledger.leases import Binding, Lease, Owner, Want
 from neurond.ledger.topology import Topology
+from neurond.ledger.words import ranges
 
 KEPT_ENDED = 200
-ChipState = Literal["free", "leased", "draining", "lost", "quarantined"]
+MOST_NAMED = 3
+"""How many processes a sentence names."""
+ChipState = Literal["free", "leased", "draining", "stuck", "foreign", "lost", "quarantined"]
 
 
 class Ledger:
@@ -38,15 +44,20 @@ class Ledger:
 
     def __init__(self, topology: Topology, instance_type: str) -> None:
         self.topology = topology
+        self._type_width = topology.width
         self.instance_type = instance_type
         self.epoch = ""
         self.chips: dict[int, Chip] = {}
+        self.foreign: dict[int, tuple[User, ...]] = {}
+        """Who has a chip open without a lease, also where somebody else has a lease for it."""
         self.leases: dict[str, Lease] = {}
         """Leases that hold chips, active or draining, oldest first."""
         self.queue: dict[str, Lease] = {}
         """Requests that wait, first come first."""
         self.paused = ""
         """Why nothing may be granted for now; empty if it may. Leases can still end."""
+        self.doubted = 0
+        """The mask of the chips that a stranger may just have opened: those who wait get none until that is known."""
         self.ended: deque[tuple[Lease, str]] = deque(maxlen=KEPT_ENDED)
         """Leases and requests that ended lately as they were last, with the reason; latest last."""
         self._next_number = 1
@@ -54,13 +65,14 @@ class Ledger:
         self._present = 0
         self._usable = 0
         self._held = 0
+        self._foreign = 0
 
     # -- what holds now -------------------------------------------------------------------------------------
 
     @property
     def free(self) -> int:
-        """The mask of the chips that could be given out now: present, sound, held by nobody."""
-        return self._usable & ~self._held
+        """The mask of the chips that could be given out now: present, sound, held and used by nobody."""
+        return self._usable & ~self._held & ~self._foreign
 
     def get(self, lease_id: str) -> Lease:
         """Return a lease or a waiting request by its id; raises NoSuchLease."""
@@ -79,7 +91,9 @@ class Ledger:
         if index not in self.chips:
             return "lost"
         if holder is not None:
-            return "draining" if holder.state == "draining" else "leased"
+            return "leased" if holder.state == "active" else "stuck" if holder.state == "stuck" else "draining"
+        if index in self.foreign:
+            return "foreign"
         return "quarantined" if self.chips[index].problem else "free"
 
     def waits_ahead(self) -> Lease | None:
@@ -103,15 +117,22 @@ class Ledger:
         else:
             size, asked, wanted = want.count, f"{want.count} chip{'s' * (want.count > 1)} asked", -1
         problems = {i: c.problem for i, c in self.chips.items() if c.problem and wanted >> i & 1}
+        for index, users in self.foreign.items():
+            if wanted >> index & 1 and self.holder_of(index) is None:
+                problems[index] = "in use without a lease by " + ", ".join(map(str, users[:MOST_NAMED]))
         missing = [i for i in want.chips if i not in self.chips]
         if missing:
             problems |= dict.fromkeys(missing, "not on the host now")
+        elif want.every and self._present.bit_count() < self.topology.width and self.topology.shape != "single":
+            gone = [i for i in range(self.topology.width) if i not in self.chips]
+            asked += f", of {self.topology.width} that {self.instance_type} should have (missing: {ranges(gone)})"
         elif not want.chips and self._present.bit_count() < size:
             asked += f", {self._present.bit_count()} on the host"
         holders = [lease for lease in self.leases.values() if mask_of(lease.chips) & wanted]
-        sentence = why_not(asked, self.free & wanted, size, holders=holders, problems=problems, now=now)
+        fits = bool(self._fit(want, self.free))
+        sentence = why_not(asked, self.free & wanted, size, fits=fits, holders=holders, problems=problems, now=now)
         ahead = self.waits_ahead()
-        if ahead is not None and self._fit(want, self.free):
+        if ahead is not None and fits:
             sentence += f"; request {ahead.id} ({ahead.owner.name}) waits ahead for {describe(ahead.want)}"
         return NoCapacity(sentence, holders)
 
@@ -132,24 +153,33 @@ class Ledger:
         return events + self._serve(now) if events else events
 
     def acquire(
-        self, want: Want, owner: Owner, binding: Binding, *, now: float, name: str = "", wait: bool = False
+        self,
+        want: Want,
+        owner: Owner,
+        binding: Binding,
+        *,
+        now: float,
+        name: str = "",
+        wait: bool = False,
+        key: str = "",
+        enforce: bool = False,
     ) -> tuple[Lease, list[Event]]:
         """Grant chips, or queue the request if `wait`; `now` is the wall clock.
 
         Raises InvalidRequest or NoSuchChip for what can never be, NoCapacity for what can't be now.
         """
-        self._check(want)
+        self.check(want)
         if self.paused:
             raise NoCapacity(self.paused)
         blocked = bool(self.queue) and self.waits_ahead() is not None
         mask = 0 if blocked else self._fit(want, self.free)
         lease_id = f"{self.epoch}-{self._next_number}"
         if mask:
-            lease = Lease(lease_id, "active", owner, want, binding, now, chips_of(mask), name)
+            lease = Lease(lease_id, "active", owner, want, binding, now, chips_of(mask), name, key=key, enforce=enforce)
             return lease, [self._apply(LeaseGranted(lease))]
         if not wait or not (want.missing_ok or self._fit(want, self._usable)):
             raise self.why_not(want, now)
-        lease = Lease(lease_id, "queued", owner, want, binding, now, (), name)
+        lease = Lease(lease_id, "queued", owner, want, binding, now, (), name, key=key, enforce=enforce)
         return lease, [self._apply(LeaseQueued(lease))]
 
     def resume(self, now: float) -> list[Event]:
@@ -157,10 +187,51 @@ class Ledger:
         self.paused = ""
         return self._serve(now)
 
+    def settle(self, doubted: int, now: float) -> list[Event]:
+        """Doubt only these chips from now on, and serve those who wait for others."""
+        self.doubted = doubted
+        return self._serve(now)
+
     def bind(self, lease_id: str, binding: Binding) -> list[Event]:
         """Bind a lease to something else, as one event; the chips stay held throughout."""
         self.get(lease_id)
         return [self._apply(LeaseBound(lease_id, binding))]
+
+    def adopt(
+        self, owner: Owner, binding: Binding, chips: tuple[int, ...], *, now: float, name: str = ""
+    ) -> tuple[Lease, list[Event]]:
+        """Turn a use without a lease into a lease in place, whatever set of chips it is.
+
+        Raises NoSuchChip, or NoCapacity if one of the chips is leased to somebody.
+        """
+        want = Want(chips=tuple(sorted(chips)))
+        missing = [index for index in want.chips if index not in self.chips]
+        if missing or not chips:
+            raise NoSuchChip(f"no chip {missing[0] if missing else ''} on this host (have {ranges(self.chips)})")
+        if mask_of(want.chips) & self._held:
+            raise self.why_not(want, now)
+        lease = Lease(f"{self.epoch}-{self._next_number}", "active", owner, want, binding, now, want.chips, name)
+        return lease, [self._apply(LeaseGranted(lease))]
+
+    def used(self, users: Mapping[int, tuple[User, ...]], now: float) -> list[Event]:
+        """Take in who uses chips without a lease, by chip: the whole set, as it is now."""
+        events: list[Event] = [
+            self._apply(ChipForeign(index, users.get(index, ())))
+            for index in sorted(self.foreign.keys() | users.keys())
+            if users.get(index, ()) != self.foreign.get(index, ())
+        ]
+        return events + self._serve(now) if events else events
+
+    def stick(self, lease_id: str, users: tuple[User, ...]) -> list[Event]:
+        """Note that a lease drains for too long, or who is in the way now."""
+        self.get(lease_id)
+        return [self._apply(LeaseStuck(lease_id, users))]
+
+    def by_key(self, uid: int, key: str) -> Lease | None:
+        """Return the lease or request of a user that carries this key, unless it is at its end."""
+        living = (*self.leases.values(), *self.queue.values())
+        same = (lease for lease in living if lease.key == key and lease.owner.uid == uid)
+        return next((lease for lease in same if lease.state in {"active", "queued"}), None)
 
     def drain(self, lease_id: str, reason: str, now: float) -> list[Event]:
         """Note the end of a binding: the chips stay withheld until `end`. A second time changes nothing.
@@ -186,10 +257,11 @@ class Ledger:
             self._apply(event)
 
     def snapshot(self) -> list[Event]:
-        """Return events that rebuild exactly this state."""
+        """Return events that rebuild this state, but for the memory of what has ended."""
         return [
             Opened(self.epoch, self._next_number),
             *(ChipAdded(self.chips[index]) for index in sorted(self.chips)),
+            *(ChipForeign(index, users) for index, users in sorted(self.foreign.items())),
             *(LeaseGranted(lease) for lease in self.leases.values()),
             *(LeaseQueued(lease) for lease in self.queue.values()),
         ]
@@ -202,26 +274,35 @@ class Ledger:
             case LeaseEnded(lease_id, reason):
                 self._on_ended(lease_id, reason)
             case LeaseDraining(lease_id, reason):
-                if lease_id in self.leases:
-                    self.leases[lease_id] = replace(self.leases[lease_id], state="draining", why=reason)
+                self._change(lease_id, state="draining", why=reason)
             case LeaseQueued(lease):
                 self.queue[lease.id] = lease
                 self._count(lease.id)
             case LeaseBound(lease_id, binding):
-                for place in (self.leases, self.queue):
-                    if lease_id in place:
-                        place[lease_id] = replace(place[lease_id], binding=binding)
+                self._change(lease_id, binding=binding)
             case ChipAdded(chip) | ChipChanged(chip):
                 self._on_chip(chip)
             case ChipRemoved(index):
                 self._on_chip_removed(index)
+            case ChipForeign(index, users):
+                self._on_chip_foreign(index, users)
+            case LeaseStuck(lease_id, users):
+                self._change(lease_id, state="stuck", users=users)
             case Opened():
                 self.epoch = event.epoch
                 self._next_number = event.next_number
         return event
 
+    def _change(self, lease_id: str, **what: Any) -> None:
+        for place in (self.leases, self.queue):
+            if lease_id in place:
+                place[lease_id] = replace(place[lease_id], **what)
+
     def _on_granted(self, lease: Lease) -> None:
         self.queue.pop(lease.id, None)
+        earlier = self.leases.get(lease.id)
+        if earlier is not None:  # only a damaged journal says so
+            self._held &= ~mask_of(earlier.chips)
         self.leases[lease.id] = lease
         self._held |= mask_of(lease.chips)
         self._count(lease.id)
@@ -233,20 +314,34 @@ class Ledger:
             self.ended.append((lease, lease.why or reason))
 
     def _on_chip(self, chip: Chip) -> None:
-        if chip.index >= self.topology.width:
-            self.topology = replace(self.topology, width=chip.index + 1)
         bit = 1 << chip.index
         self.chips[chip.index] = chip
+        self._set_width()
         self._present |= bit
         self._usable = self._usable & ~bit if chip.problem else self._usable | bit
 
+    def _set_width(self) -> None:
+        """Allow for chips beyond what the type should have, for as long as they are there."""
+        width = max(self._type_width, max(self.chips, default=-1) + 1)
+        if width != self.topology.width:
+            self.topology = replace(self.topology, width=width)
+
     def _on_chip_removed(self, index: int) -> None:
         self.chips.pop(index, None)
+        self._set_width()
         self._present &= ~(1 << index)
         self._usable &= ~(1 << index)
         holder = self.holder_of(index)
         if holder is not None:
             self.leases[holder.id] = replace(holder, lost=tuple(sorted({*holder.lost, index})))
+
+    def _on_chip_foreign(self, index: int, users: tuple[User, ...]) -> None:
+        if users:
+            self.foreign[index] = users
+            self._foreign |= 1 << index
+        else:
+            self.foreign.pop(index, None)
+            self._foreign &= ~(1 << index)
 
     # -- rules ----------------------------------------------------------------------------------------------
 
@@ -261,13 +356,15 @@ class Ledger:
         if want.count:
             return self.topology.pick(among, want.count)
         mask = self._present if want.every else mask_of(want.chips)
+        if want.every and self.topology.shape != "single" and not self.topology.is_legal(mask):
+            return 0  # chips are missing, and those that are there do not belong together
         return mask if mask & among == mask else 0
 
     def _serve(self, now: float) -> list[Event]:
         """Grant from the head of the queue, as far as it goes."""
         events: list[Event] = []
         for lease in () if self.paused else tuple(self.queue.values()):
-            mask = self._fit(lease.want, self.free)
+            mask = self._fit(lease.want, self.free & ~self.doubted)
             if mask:
                 granted = replace(lease, state="active", chips=chips_of(mask), since=now)
                 events.append(self._apply(LeaseGranted(granted)))
@@ -275,8 +372,8 @@ class Ledger:
                 break
         return events
 
-    def _check(self, want: Want) -> None:
-        """Raise for what this kind of host can never give."""
+    def check(self, want: Want) -> None:
+        """Raise InvalidRequest or NoSuchChip for what this kind of host can never give."""
         given = (want.count != 0) + bool(want.chips) + want.every
         if given != 1 or want.count < 0:
             raise InvalidRequest(
@@ -299,9 +396,9 @@ class Ledger:
         )
 
     def _check_chips(self, want: Want) -> None:
-        twice = sorted({index for index in want.chips if want.chips.count(index) > 1})
-        if twice:
-            raise InvalidRequest(f"chip {twice[0]} is named twice in --chips {','.join(map(str, want.chips))}")
+        twice = next((one for one, next_one in pairwise(sorted(want.chips)) if one == next_one), None)
+        if twice is not None:
+            raise InvalidRequest(f"chip {twice} is named twice in --chips {','.join(map(str, want.chips))}")
         missing = [index for index in want.chips if index not in self.chips]
         never = [index for index in missing if not (want.missing_ok and 0 <= index < self.topology.width)]
         if never:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from neurond.ledger.chips import chips_of, ranges
+from neurond.ledger.chips import chips_of
+from neurond.ledger.words import ranges
 
 Shape = Literal["single", "run", "grid"]
 

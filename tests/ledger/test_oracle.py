@@ -13,9 +13,12 @@ def legal_sets(topology: Topology) -> dict[int, list[Chips]]:
     if topology.shape == "run":
         sizes = range(1, width + 1)
         return {size: [frozenset(range(i, i + size)) for i in range(width - size + 1)] for size in sizes}
-    rows = [range(4), range(4, 8), range(8, 12), range(12, 16)]
-    halves = [range(8), range(8, 16)]
-    sets = {1: [[index] for index in range(16)], 4: rows, 8: halves, 16: [range(16)]}
+    sets = {
+        1: [range(index, index + 1) for index in range(16)],
+        4: [range(4), range(4, 8), range(8, 12), range(12, 16)],
+        8: [range(8), range(8, 16)],
+        16: [range(16)],
+    }
     return {size: [frozenset(s) for s in some if max(s) < width] for size, some in sets.items()}
 
 

@@ -3,11 +3,12 @@
 import pytest
 
 from neurond.catalog import look_up
-from neurond.ledger.chips import chips_of, mask_of, ranges
+from neurond.ledger.chips import chips_of, mask_of
 from neurond.ledger.errors import InvalidRequest, NoCapacity
-from neurond.ledger.ledger import Ledger
 from neurond.ledger.leases import Want
+from neurond.ledger.ledger import Ledger
 from neurond.ledger.topology import Topology
+from neurond.ledger.words import ranges
 from tests.ledger.hosts import chips, host, take
 
 SINGLE = ("inf1.xlarge", "inf1.2xlarge", "inf2.xlarge", "inf2.8xlarge", "trn1.2xlarge", "trn2.3xlarge")
