@@ -59,7 +59,8 @@ class Spec:
 class Container:
     """A container as the engine knows it; `status` is its word: created, running, paused, restarting, exited, dead.
 
-    Only `inspect` tells the exit code (of the last end, if any) and the paths on the host of the devices given to it.
+    Only `inspect` tells the rest: the exit code (of the last end, if any), the paths on the host of the devices given
+    to it, whether it is privileged, and the pid of its main process (0 if it does not run).
     """
 
     id: str
@@ -69,6 +70,8 @@ class Container:
     labels: Mapping[str, str]
     exit_code: int | None = None
     devices: tuple[str, ...] = ()
+    privileged: bool = False
+    pid: int = 0
 
     @property
     def lives(self) -> bool:
@@ -133,8 +136,12 @@ class Engine:
         """Create a container and return its id. Raises EngineError; nothing is left behind then."""
 
         def work(api: "docker.APIClient") -> str:
-            import docker  # noqa: PLC0415
+            import docker.utils  # noqa: PLC0415
 
+            try:
+                shm_size = int(docker.utils.parse_bytes(spec.shm_size)) if spec.shm_size else None
+            except docker.errors.DockerException as error:
+                raise EngineError(f"--shm-size {spec.shm_size}: {error}") from None
             host_config = api.create_host_config(
                 binds=[volume for volume in spec.volumes if ":" in volume],
                 # Dictionaries: a text such as "/dev/neuron0:rw" would be read as a path inside called "rw".
@@ -147,7 +154,7 @@ class Engine:
                     docker.types.Ulimit(name=name, soft=soft, hard=hard)
                     for name, soft, hard in map(parse_ulimit, spec.ulimits)
                 ],
-                shm_size=spec.shm_size,
+                shm_size=shm_size,
                 network_mode=spec.network or "default",
                 ipc_mode=spec.ipc,
             )
@@ -200,10 +207,19 @@ class Engine:
             raw["Config"].get("Labels") or {},
             exit_code=int(raw["State"]["ExitCode"]),
             devices=tuple(str(device["PathOnHost"]) for device in raw["HostConfig"].get("Devices") or ()),
+            privileged=bool(raw["HostConfig"].get("Privileged")),
+            pid=int(raw["State"].get("Pid") or 0),
         )
 
     def containers(self) -> list[Container]:
         """Return all containers that carry the label of a lease, whatever their state; may lag behind a little."""
+        return self._list(all=True, filters={"label": LABEL})
+
+    def running(self) -> list[Container]:
+        """Return all containers that run, whoever started them; may lag behind a little."""
+        return self._list()
+
+    def _list(self, **wanted: Any) -> list[Container]:
         return [
             Container(
                 raw["Id"],
@@ -212,7 +228,7 @@ class Engine:
                 raw.get("State", "unknown"),
                 raw.get("Labels") or {},
             )
-            for raw in self._ask(lambda api: api.containers(all=True, filters={"label": LABEL}))
+            for raw in self._ask(lambda api: api.containers(**wanted))
         ]
 
     def stop(self, container: str, timeout: int) -> None:

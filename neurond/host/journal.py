@@ -150,9 +150,12 @@ class Journal:
         return self._fd >= 0
 
     def keep_aside(self) -> Path:
-        """Rename a file that can't be used as it stands, so that somebody can look at it."""
-        aside = self.path.with_name(f"{NAME}.{time.strftime('%Y%m%dT%H%M%S')}.{os.getpid()}")
-        self.path.rename(aside)
+        """Keep a file that can't be used as it stands, so that somebody can look at it.
+
+        It stays at its own place too until `start` replaces it: a crash in between must find it there.
+        """
+        aside = self.path.with_name(f"{NAME}.{time.strftime('%Y%m%dT%H%M%S')}.{time.time_ns() % 10**9:09}")
+        os.link(self.path, aside)
         return aside
 
     def start(self, seq: int, snapshot: Iterable[tuple[float, Event]]) -> None:

@@ -7,8 +7,12 @@ inotify_simple.
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 
 from inotify_simple import INotify, flags, parse_events
+
+QUEUE = 16 * (16_384 + 1)
+"""Bytes of as many events as the kernel keeps (fs.inotify.max_queued_events): one read has all that came before it."""
 
 
 class Opens:
@@ -21,6 +25,11 @@ class Opens:
         self._bits: dict[int, int] = {}
         self._watched: dict[str, int] = {}
         self._unwatched = 0
+        self._since = 0  # what was opened since the last look began
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when a chip was opened or closed."""
+        return self._fd
 
     def watch(self, nodes: Mapping[str, int]) -> None:
         """Watch exactly these nodes, given with their chips' indices. A chip that is new here may be open."""
@@ -29,7 +38,7 @@ class Opens:
             self._bits.pop(self._watched.pop(path), None)
         for path, index in nodes.items():
             try:
-                watch = int(self._inotify.add_watch(path, flags.OPEN))
+                watch = int(self._inotify.add_watch(path, flags.OPEN | flags.CLOSE_WRITE | flags.CLOSE_NOWRITE))
             except OSError:
                 self._unwatched |= 1 << index  # no node, or no watch to be had: nothing is known about it
                 continue
@@ -37,21 +46,32 @@ class Opens:
                 self._bits.pop(self._watched.get(path, -1), None)
                 self._watched[path] = watch
                 self._bits[watch] = 1 << index
-                self.maybe_open |= 1 << index
+                self._note(1 << index)
 
     def look(self) -> int:
         """Take in what was opened meanwhile, and return `maybe_open`."""
-        try:
-            data = os.read(self._fd, 1 << 16)
-        except BlockingIOError:
-            return self.maybe_open | self._unwatched
-        for event in parse_events(data):
-            if event.mask & flags.Q_OVERFLOW:
-                self.maybe_open = -1
-            self.maybe_open |= self._bits.get(event.wd, 0)
-        return self.look()
+        with suppress(BlockingIOError):
+            for event in parse_events(os.read(self._fd, QUEUE)):
+                if event.mask & flags.Q_OVERFLOW:
+                    self._note(-1)
+                if event.mask & flags.OPEN:
+                    self._note(self._bits.get(event.wd, 0))
+        return self.maybe_open | self._unwatched
 
-    def forget(self, mask: int) -> None:
-        """Take these chips to be closed, as somebody is about to look who has them open."""
+    def _note(self, mask: int) -> None:
+        self.maybe_open |= mask
+        self._since |= mask
+
+    def begin(self) -> None:
+        """Note that somebody begins to look who really has chips open."""
         self.look()
-        self.maybe_open &= ~mask
+        self._since = 0
+
+    def finish(self, used: int) -> int:
+        """Take the outcome of a look: these chips are open, and what was opened since its beginning may be.
+
+        Returns the mask of the latter, of which the look does not tell.
+        """
+        self.look()
+        self.maybe_open = used | self._since
+        return self._since

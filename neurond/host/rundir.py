@@ -9,6 +9,7 @@ from pathlib import Path
 
 SOCKET = "neurond.sock"
 LOCK = "lock"
+BACKLOG = 4096
 
 
 class AlreadyRunning(Exception):
@@ -55,7 +56,7 @@ class RunDir:
             os.umask(mask)
         if gid is not None:
             os.chown(self.socket, -1, gid)
-        listener.listen(4096)
+        listener.listen(BACKLOG)
         return listener
 
     def release(self, inode: int | None) -> None:

@@ -63,6 +63,11 @@ class SimulatedHost:
         else:
             self._block = _claim_block([int((root / "block").read_text())])
 
+    def close(self) -> None:
+        """Give up the descriptors; the tree stays."""
+        os.close(self._news)
+        self._block[1].close()
+
     def fileno(self) -> int:
         """Return the descriptor that is readable when there is news."""
         return self._news

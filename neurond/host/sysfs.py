@@ -67,8 +67,9 @@ class Sysfs:
             name = CHIP_NAME.fullmatch(directory.name)
             if name is None:
                 continue
-            with suppress(FileNotFoundError, ProcessLookupError):
-                chips[int(name[1])] = self._read_chip(int(name[1]), directory)
+            chip = self._read_chip(int(name[1]), directory)
+            if chip is not None:
+                chips[chip.index] = chip
         return chips
 
     def age(self, chip: Chip) -> float:
@@ -77,17 +78,20 @@ class Sysfs:
             return os.stat(chip.node).st_ctime  # noqa: PTH116 - one way to stat in this module
         return 0.0
 
-    def _read_chip(self, index: int, directory: Path) -> Chip:
-        major, _, minor = (directory / "dev").read_text("ascii").strip().partition(":")
+    def _read_chip(self, index: int, directory: Path) -> Chip | None:
+        numbers = re.fullmatch(r"(\d{1,9}):(\d{1,9})", _text(directory / "dev") or "")
+        if numbers is None:  # the device is vanishing: reading then fails with ENODEV, or there is nothing to read
+            return None
+        major, minor = int(numbers[1]), int(numbers[2])
         node = self.dev / directory.name
         chip = Chip(
             index,
             str(node),
-            int(major),
-            int(minor),
+            major,
+            minor,
             serial=_attribute(directory, "info/serial_number") or None,
             device_name=_attribute(directory, "info/architecture/device_name") or None,
-            problem=self._node_problem(node, int(major), int(minor)),
+            problem=self._node_problem(node, major, minor),
         )
         return _with_links(_with_cores(chip, directory), directory)
 
@@ -111,7 +115,7 @@ class Sysfs:
 def _with_cores(chip: Chip, directory: Path) -> Chip:
     text = _attribute(directory, "core_count")
     if text:
-        if text.isascii() and text.isdigit() and 0 < int(text[:6]) <= MOST_CORES:
+        if text.isascii() and text.isdigit() and len(text) <= 6 and 0 < int(text) <= MOST_CORES:
             return replace(chip, cores=int(text), cores_from="sysfs")
         return replace(chip, problem=chip.problem or f"core_count reads {text[:20]!r}")
     # Root-only or empty: the core directories tell as well, if they are there.

@@ -27,6 +27,7 @@ def activated_socket() -> socket.socket | None:
     """Return the listening socket that systemd started us with, if it did."""
     if os.environ.get("LISTEN_PID") != str(os.getpid()) or os.environ.get("LISTEN_FDS") != "1":
         return None
+    os.set_inheritable(FIRST_LISTEN_FD, False)
     return socket.socket(fileno=FIRST_LISTEN_FD)
 
 

@@ -37,15 +37,7 @@ class Udev:
 
     def directories(self) -> list[Path]:
         """Return the sysfs directories of all devices of the class."""
-        found = []
-        devices = iter(self._context.list_devices(subsystem=SUBSYSTEM))
-        while True:
-            try:
-                found.append(Path(next(devices).sys_path))
-            except StopIteration:
-                return found
-            except pyudev.DeviceNotFoundError:
-                continue  # vanished between listing and look-up
+        return [Path(device.sys_path) for device in self._context.list_devices(subsystem=SUBSYSTEM)]
 
     def _listen(self) -> pyudev.Monitor:
         # udevd passes an event on when it has applied its rules, so modes and owners are right by then; without udevd
