@@ -42,7 +42,7 @@ class Done(Message):
 
 
 class Holder(Message):
-    """Somebody who has a chip: a process (pid, user, command) or a container (name and id)."""
+    """Somebody who has a chip: a process (pid, user, command), a container (name and id), or a process in one."""
 
     pid: int | None = None
     user: str | None = None
@@ -70,6 +70,8 @@ class ChipView(Message, omit_defaults=False):
     name: str | None
     holders: list[Holder]
     problem: str | None
+    enforcement: str | None
+    foreign: list[Holder]
     node: str
     device: str
     bdf: str | None
@@ -114,6 +116,9 @@ class LeaseView(Message, omit_defaults=False):
     until: float | None
     lost: list[int]
     asked: str
+    enforcement: str | None
+    enforcement_why: str | None
+    users: list[Holder]
     why: str | None
 
 
@@ -135,6 +140,8 @@ class Acquire(Parameters):
     The lease is bound to the process `pid`, to a time limit of `ttl` seconds, or without either to this connection.
     `wait` is how many seconds to wait for capacity; with `more`, a reply says that and why the request waits. With
     `missing_ok` it also waits for chips that the host should have but has not now. `env` asks for the environment.
+    Asking again with the same `key` gives the same lease. `enforce` says that the caller will confine itself to the
+    chips of the lease by a device filter.
     """
 
     count: int | None = None
@@ -146,6 +153,42 @@ class Acquire(Parameters):
     wait: float | None = None
     missing_ok: bool | None = None
     env: bool | None = None
+    key: str | None = None
+    enforce: bool | None = None
+
+
+class Adopt(Parameters):
+    """Turn the use of chips without a lease by the process `pid` into a lease that is bound to it."""
+
+    pid: int
+    name: str | None = None
+
+
+class AdoptContainer(Parameters):
+    """Turn the use of chips without a lease by a running container into a lease that is bound to it."""
+
+    container: str
+
+
+class Finding(Message):
+    """Something that is not as the ledger has it: its kind, and a sentence."""
+
+    kind: str
+    sentence: str
+
+
+class Findings(Message):
+    """Everything in which ledger, processes, nodes and containers disagree now; nothing if all is well."""
+
+    findings: list[Finding]
+
+
+class Bind(Parameters):
+    """Hand a lease over to another process, or to a time limit of `ttl` seconds, in one step."""
+
+    lease: str
+    pid: int | None = None
+    ttl: float | None = None
 
 
 class Acquired(Message, omit_defaults=False):
@@ -163,11 +206,21 @@ class OfLease(Parameters):
     lease: str
 
 
+class Release(Parameters):
+    """Give a lease back. Root may give back another's lease if it insists (`force`) and says why (`reason`)."""
+
+    lease: str
+    force: bool | None = None
+    reason: str | None = None
+
+
 class Renew(Parameters):
-    """Let a lease with a time limit end `ttl` seconds from now."""
+    """Let a lease with a time limit end `ttl` seconds from now; `force` and `reason` are as for Release."""
 
     lease: str
     ttl: float
+    force: bool | None = None
+    reason: str | None = None
 
 
 class Renewed(Message):
@@ -177,7 +230,7 @@ class Renewed(Message):
 
 
 class Released(Message):
-    """What the lease is now: "ended", or "draining" while a process still has a chip open."""
+    """What the lease is now: "ended", or "draining" or "stuck" while a process still has a chip open."""
 
     state: str
 
@@ -321,7 +374,11 @@ METHODS: dict[str, Method] = {
     "ListChips": Method(Nothing, Chips),
     "ListLeases": Method(ListLeases, Leases),
     "Acquire": Method(Acquire, Acquired),
-    "Release": Method(OfLease, Released),
+    "Adopt": Method(Adopt, Acquired),
+    "AdoptContainer": Method(AdoptContainer, Acquired),
+    "Bind": Method(Bind, Done),
+    "Check": Method(Nothing, Findings),
+    "Release": Method(Release, Released),
     "Renew": Method(Renew, Renewed),
     "Environment": Method(OfLease, Environment),
     "Watch": Method(Watch, Watched),

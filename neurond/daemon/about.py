@@ -11,6 +11,8 @@ from neurond.ledger.errors import InvalidRequest, NoSuchChip, NotAllowed
 
 MOST_CHIPS = 64
 """The driver makes at most as many devices."""
+MOST_MAJORS = 4095
+"""A device number has 12 bits for its major."""
 
 
 class About:
@@ -40,6 +42,8 @@ class About:
             raise InvalidRequest("this is no simulated host: start one with neurond serve --simulate TYPE")
         if not 0 <= request.chip < MOST_CHIPS:
             raise NoSuchChip(f"no chip {request.chip}: the driver knows chips 0 to {MOST_CHIPS - 1}")
+        if request.major is not None and not 0 < request.major <= MOST_MAJORS:
+            raise InvalidRequest(f"major {request.major}: 1 to {MOST_MAJORS} are possible")
         try:
             if request.action == "add":
                 self.simulated.add(request.chip, request.major)

@@ -38,6 +38,9 @@ class Bindings:
                 except processes.ProcessGone:
                     self._loop.call_soon(self._ended, lease_id, f"process {pid} ended")
                     return
+                except OSError as error:
+                    self._loop.call_soon(self._ended, lease_id, f"process {pid} can't be followed: {error.strerror}")
+                    return
                 self._pidfds[lease_id] = fd
                 self._loop.add_reader(fd, self._process_ended, lease_id, pid)
             case ByTime(deadline):

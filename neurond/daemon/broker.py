@@ -1,50 +1,57 @@
-"""Requests and facts in, rules applied, effects out: the one owner of the ledger's state.
+"""Facts and wishes in, rules applied, effects out: the one owner of the ledger's state.
 
 Everything here runs on the loop and never blocks, so each method is atomic. What happens to the ledger passes through
-`_happened`: journal, watchers, log and bindings all learn of it there.
+`happened`: journal, watchers, log, bindings and access all learn of it there.
 """
 
 import asyncio
+import os
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
-import msgspec
 import structlog
 
 from neurond import wire
-from neurond.daemon import views
+from neurond.daemon.access import Access
 from neurond.daemon.bindings import Bindings
-from neurond.daemon.server import Call, Connection, Handler, Peer, Server
+from neurond.daemon.points import reach
+from neurond.daemon.server import Connection, Server
+from neurond.daemon.usage import GONE, Found, Usage, belongs
+from neurond.daemon.watchers import Watchers
 from neurond.host import processes
-from neurond.host.journal import Journal, JournalError, encode_event
+from neurond.host.journal import Journal, JournalError
 from neurond.host.opens import Opens
-from neurond.ledger.chips import Chip, mask_of
-from neurond.ledger.errors import InvalidRequest, NoCapacity, NoSuchLease, NotAllowed, Refused, WaitTimedOut
+from neurond.ledger.chips import Chip, User, mask_of
+from neurond.ledger.errors import NoCapacity, NoSuchLease, Refused, WaitTimedOut
 from neurond.ledger.events import (
     ChipAdded,
     ChipChanged,
+    ChipForeign,
+    ChipRemoved,
     Event,
     LeaseBound,
     LeaseDraining,
     LeaseEnded,
     LeaseGranted,
     LeaseQueued,
+    LeaseStuck,
 )
-from neurond.ledger.leases import Binding, ByConnection, ByContainer, ByProcess, ByTime, Lease, Owner, Want
+from neurond.ledger.leases import Binding, ByContainer, ByTime, Lease, Owner, Want
 from neurond.ledger.ledger import Ledger
 
 log = structlog.get_logger()
 
-KEPT_EVENTS = 10_000
 COMPACT_AFTER = 20_000
 """Records after which the journal is replaced by a snapshot."""
-LONGEST_NAME = 128
 JOURNAL_RETRY = 0.5
-DRAIN_FIRST, DRAIN_LAST = 0.05, 1.0
-"""Seconds between two looks at who still has a draining chip open: the first pause and the longest."""
+CLOCK_SLACK = 1.0
+MOST_LOOKS = 3
+SHORT_LEASE = 1.0
+"""Seconds; of a lease that was shorter, inotify's word is taken for whether its chips were opened."""
+STUCK_AFTER = float(os.environ.get("NEUROND_STUCK_AFTER", "30"))
+"""Seconds that a lease may drain before it is called stuck."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,60 +67,150 @@ class Rules:
     note: Callable[[], str | None]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Waiter:
     """Who is told when a queued request has its outcome."""
 
     granted: Callable[[Lease], None]
     refused: Callable[[Refused], None]
-    ttl: float | None
-    timer: asyncio.TimerHandle | None = None
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A queued request: who waits for it (several, if they gave the same key), and until when."""
+
+    waiters: list[Waiter]
+    timer: asyncio.TimerHandle
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A request for chips, checked and complete; `wait` and `ttl` (a limit that counts from the grant) in seconds."""
+
+    want: Want
+    owner: Owner
+    binding: Binding
+    name: str = ""
+    wait: float = 0
+    ttl: float | None = None
+    key: str = ""
+    enforce: bool = False
 
 
 class Broker:
     """Owns the ledger. `server` is set once it exists."""
 
-    def __init__(self, ledger: Ledger, journal: Journal, opens: Opens, rules: Rules, seq: int) -> None:
+    def __init__(self, ledger: Ledger, journal: Journal, rules: Rules, seq: int) -> None:
         self.ledger = ledger
         self.rules = rules
         self.seq = seq
         self.server: Server | None = None
-        self.on_ended: list[Callable[[str], None]] = []
+        self.usage = Usage(Opens(), self.take_usage)
+        self.access = Access(ledger)
+        self.watchers = Watchers(seq)
         self._journal = journal
-        self._opens = opens
         self._bindings = Bindings(self.binding_ended)
-        self._waiters: dict[str, Waiter] = {}
-        self._events: deque[tuple[int, float, Event]] = deque(maxlen=KEPT_EVENTS)
-        self._watchers: dict[Call, int] = {}
+        self._waiting: dict[str, Waiting] = {}
+        self._ttls: dict[str, float] = {}
+        self._foreign_processes: dict[int, tuple[User, ...]] = {}
+        self._foreign_containers: dict[int, tuple[User, ...]] = {}
+        self._draining_since: dict[str, float] = {}
+        self._just_draining: set[str] = set()
+        self._closed_once: set[str] = set()
+        self._left_over: dict[str, tuple[User, ...]] = {}
         self._unwritten: list[str] = []
         self._recorded: list[tuple[str, asyncio.Future[None]]] = []
         self._compact_after = COMPACT_AFTER
         self._retrying = False
-        self._devices: dict[int, processes.Device] = {}
-        self._draining: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
 
-    # -- start and news ---------------------------------------------------------------------------------------------
+    # -- facts ------------------------------------------------------------------------------------------------------
 
     async def start(self, events: Iterable[Event]) -> None:
         """Take over a recovered ledger and what recovery just decided: begin to follow every lease that lives.
 
-        When this returns, the journal holds the present state, and what could be drained at once is free.
+        When this returns, the journal holds the present state, and who has chips open is known.
         """
-        self._devices = {index: (chip.major, chip.minor) for index, chip in self.ledger.chips.items()}
-        self._opens.watch({chip.node: index for index, chip in self.ledger.chips.items()})
+        self.usage.watch(self.ledger.chips)
         for lease in self.ledger.leases.values():
             if lease.state == "active":
                 self._bindings.follow(lease.id, lease.binding)
+            else:
+                self._draining_since[lease.id] = self._loop.time()
         self.happened(events)
+        self.access.refresh()
+        reach("start.recovered")
         self.commit()
-        await self._drain_once()
-        self._drain_soon()
+        reach("start.journalled")
+        for _ in range(2):  # a lease ends at the second look that finds its chips closed
+            await self.usage.look()
+        self.commit()
 
     def take_chips(self, found: dict[int, Chip]) -> None:
         """Take in the whole set of chips that the host has now."""
-        self._opens.watch({chip.node: index for index, chip in found.items()})
+        self.usage.watch(found)
+        self._doubt()
         self.happened(self.ledger.look(found, time.time()))
+        self.access.refresh()
+
+    def take_usage(self, found: Found) -> bool:
+        """Take in which processes have chips open now; return whether to look again before long."""
+        mine: dict[str, list[User]] = {}
+        foreign: dict[int, tuple[User, ...]] = {}
+        for index, seen_here in found.by_chip.items():
+            lease = self.ledger.holder_of(index)
+            for seen in seen_here:
+                if lease is not None and (belongs(seen, lease) or seen.uid == GONE):
+                    mine.setdefault(lease.id, []).append(seen.user)
+                else:
+                    foreign[index] = (*foreign.get(index, ()), seen.user)
+        self._foreign_processes = foreign
+        self._note_foreign()
+        self.happened(self.ledger.settle(found.missed, time.time()))
+        for lease in [lease for lease in self.ledger.leases.values() if lease.state in {"draining", "stuck"}]:
+            if self._draining_since[lease.id] >= found.began or found.missed & mask_of(lease.chips):
+                continue  # this look is too old to tell, and the next one is due
+            users = self._left_over[lease.id] = tuple(dict.fromkeys([*mine.get(lease.id, ()), *_hidden(lease, found)]))
+            if not users and lease.id in self._closed_once:
+                self.end(lease.id, "no process has its chips open")
+            elif not users:
+                # Not at the first sight: a process that ends hides its descriptors before they are closed, and one that
+                # forks and ends may slip through a look.
+                self._closed_once.add(lease.id)
+                continue
+            self._closed_once.discard(lease.id)
+            self._just_draining.discard(lease.id)
+            if users and self._drains_too_long(lease.id) and (lease.state != "stuck" or lease.users != users):
+                self.happened(self.ledger.stick(lease.id, users))
+        return bool(self._draining_since or foreign)
+
+    def left_over(self, lease_id: str) -> tuple[User, ...]:
+        """Return the processes that still have chips of a draining lease open, as of the last look."""
+        return self._left_over.get(lease_id, ())
+
+    def take_containers(self, foreign: dict[int, tuple[User, ...]]) -> None:
+        """Take in which containers were given chips that they have no lease for."""
+        self._foreign_containers = foreign
+        self._note_foreign()
+
+    def _note_foreign(self) -> None:
+        both: dict[int, tuple[User, ...]] = {}
+        for index in self._foreign_processes.keys() | self._foreign_containers.keys():
+            processes_here = self._foreign_processes.get(index, ())
+            inside = {user.container for user in processes_here}
+            containers_here = self._foreign_containers.get(index, ())
+            both[index] = (*processes_here, *(user for user in containers_here if user.container not in inside))
+        self._doubt()
+        self.happened(self.ledger.used(both, time.time()))
+
+    def _doubt(self) -> None:
+        """Have those who wait wait for a look, where a free chip was opened since the last one."""
+        self.ledger.doubted = self.usage.opens.look()
+        if self.ledger.doubted & self.ledger.free:  # also as the look above took the news from whom it would have woken
+            self.usage.soon()
+
+    def _drains_too_long(self, lease_id: str) -> bool:
+        return self._loop.time() - self._draining_since[lease_id] > STUCK_AFTER
 
     def binding_ended(self, lease_id: str, reason: str) -> None:
         """End a lease whose binding has ended; one that is over already is none of anybody's business.
@@ -123,17 +220,109 @@ class Broker:
         lease = self.ledger.leases.get(lease_id) or self.ledger.queue.get(lease_id)
         if lease is None:
             return
-        in_container = isinstance(lease.binding, ByContainer)  # whose nodes are not the ones that are watched
-        if lease.state == "active" and (in_container or self._opens.look() & mask_of(lease.chips)):
+        if lease.state == "active" and self._may_be_open(lease):
             self.happened(self.ledger.drain(lease_id, reason, time.time()))
-        elif lease.state != "draining":
+        elif lease.state in {"active", "queued"}:
             self.end(lease_id, reason)
+
+    def _may_be_open(self, lease: Lease) -> bool:
+        """Tell whether somebody may have chips of a lease open.
+
+        An open is only seen on the nodes that are watched: not in a container, nor on a node made by hand. A lease that
+        lasted long enough for such a thing is worth a look through /proc; inotify's word is for the shortest only.
+        """
+        if isinstance(lease.binding, ByContainer) or not 0 <= time.time() - lease.since < SHORT_LEASE:
+            return True
+        return bool(self.usage.opens.look() & mask_of(lease.chips))
+
+    def end(self, lease_id: str, reason: str) -> None:
+        """End a lease or a waiting request; nothing happens if it is over already."""
+        self._doubt()
+        with suppress(NoSuchLease):
+            self.happened(self.ledger.end(lease_id, reason, time.time()))
 
     def disconnected(self, connection: Connection) -> None:
         """Take note that a client is gone."""
         self._bindings.disconnected(connection)
-        for call in [call for call in self._watchers if call.connection is connection]:
-            del self._watchers[call]
+        self.watchers.disconnected(connection)
+
+    # -- wishes -----------------------------------------------------------------------------------------------------
+
+    def is_known(self) -> bool:
+        """Tell whether it is known who has chips open.
+
+        It is not while a free chip was just opened, perhaps by a stranger, or a lease has just begun to drain, perhaps
+        with nobody on its chips.
+        """
+        return not self._just_draining and not self.usage.opens.look() & self.ledger.free
+
+    async def known(self) -> None:
+        """Look who has chips open, until that is known or some status tool opens them all the time."""
+        for _ in range(MOST_LOOKS):
+            if self.is_known():
+                return
+            await self.usage.look()
+
+    def ask(self, wish: Wish, waiter: Waiter, connection: Connection | None = None) -> tuple[Lease, NoCapacity | None]:
+        """Lease chips now, or queue the request: then `waiter` has the outcome, and why it waits is returned too."""
+        now = time.time()
+        want = wish.want
+        if self.ledger.paused:
+            raise wire.JournalFull(self.ledger.paused)
+        if not self.ledger.chips and not (wish.wait and want.missing_ok):
+            raise NoCapacity(self.rules.note() or "this host has no Neuron chips")
+        lease, events = self.ledger.acquire(
+            want,
+            wish.owner,
+            wish.binding,
+            now=now,
+            name=wish.name,
+            wait=wish.wait > 0,
+            key=wish.key,
+            enforce=wish.enforce,
+        )
+        reason = None
+        if isinstance(events[0], LeaseQueued):
+            reason = self.ledger.why_not(want, now)
+            timer = self._loop.call_later(wish.wait, self._waited_long_enough, lease.id, wish.wait)
+            self._waiting[lease.id] = Waiting([waiter], timer)
+            if wish.ttl is not None:
+                self._ttls[lease.id] = wish.ttl
+        if reason is None or wish.ttl is None:  # a time limit begins with the grant
+            self._bindings.follow(lease.id, wish.binding, connection)
+        self.happened(events)
+        return lease, reason
+
+    def join(self, lease_id: str, waiter: Waiter) -> None:
+        """Let one more client wait for the outcome of a queued request."""
+        self._waiting[lease_id].waiters.append(waiter)
+
+    def leave(self, lease_id: str, waiter: Waiter, reason: str) -> None:
+        """Take a client away that waited; the request is over when nobody waits for it any more."""
+        waiting = self._waiting.get(lease_id)
+        if waiting is not None:
+            waiting.waiters.remove(waiter)
+            if not waiting.waiters:
+                self.end(lease_id, reason)
+
+    def adopt(self, owner: Owner, binding: Binding, chips: tuple[int, ...], name: str) -> Lease:
+        """Turn a use without a lease into a lease in place."""
+        if self.ledger.paused:
+            raise wire.JournalFull(self.ledger.paused)
+        lease, events = self.ledger.adopt(owner, binding, chips, now=time.time(), name=name)
+        self._bindings.follow(lease.id, binding)
+        self.happened(events)
+        return lease
+
+    def _waited_long_enough(self, lease_id: str, wait: float) -> None:
+        lease = self.ledger.queue.get(lease_id)
+        if lease is None:
+            return
+        waiting = self._waiting.pop(lease_id)
+        reason = self.ledger.why_not(lease.want, time.time())
+        self.end(lease_id, f"waited {wait:g} s in vain")
+        for waiter in waiting.waiters:
+            waiter.refused(WaitTimedOut(f"waited {wait:g} s: {reason}", reason.holders))
 
     # -- every change -----------------------------------------------------------------------------------------------
 
@@ -144,21 +333,53 @@ class Broker:
             self.seq += 1
             if self._journal.is_open:  # else the snapshot that it will begin with has this too
                 self._journal.append(self.seq, now, event)
-            self._events.append((self.seq, now, event))
+            self.watchers.happened(self.seq, now, event)
             log.info(event.kind, **_fields(event))
+            reach(event.kind)
             match event:
                 case LeaseGranted(lease):
                     self._granted(lease)
-                case LeaseEnded(lease_id) | LeaseDraining(lease_id):
-                    self._let_go(event, lease_id)
+                case LeaseEnded(lease_id, reason):
+                    self._ended(lease_id, reason)
+                case LeaseDraining(lease_id):
+                    self._bindings.forget(lease_id)
+                    self._draining_since[lease_id] = self._loop.time()
+                    self._just_draining.add(lease_id)
+                    self.access.refresh_some(self.ledger.get(lease_id).chips)
+                    self.usage.soon()
                 case LeaseBound(lease_id, binding):
                     self._bindings.follow(lease_id, binding)
-                case ChipAdded(chip) | ChipChanged(chip):
-                    self._devices[chip.index] = chip.major, chip.minor
                 case _:
                     pass
         if self.server is not None:
             self.server.flush_soon()
+
+    def _granted(self, lease: Lease) -> None:
+        self._unwritten.append(lease.id)
+        self.access.refresh_some(lease.chips)
+        waiting = self._waiting.pop(lease.id, None)
+        if waiting is None:
+            return
+        waiting.timer.cancel()
+        ttl = self._ttls.pop(lease.id, None)
+        if ttl is not None:
+            self.happened(self.ledger.bind(lease.id, ByTime(processes.boottime() + ttl)))
+        for waiter in waiting.waiters:
+            waiter.granted(self.ledger.get(lease.id))
+
+    def _ended(self, lease_id: str, reason: str) -> None:
+        self._bindings.forget(lease_id)
+        self._draining_since.pop(lease_id, None)
+        self._just_draining.discard(lease_id)
+        self._left_over.pop(lease_id, None)
+        self._ttls.pop(lease_id, None)
+        lease, _ = self.ledger.ended[-1]
+        self.access.refresh_some(lease.chips)
+        waiting = self._waiting.pop(lease_id, None)
+        if waiting is not None:
+            waiting.timer.cancel()
+            for waiter in waiting.waiters:
+                waiter.refused(NoCapacity(f"request {lease_id} is over: {reason}"))
 
     def commit(self) -> dict[str, Refused]:
         """Write the journal; return the leases granted in this turn if they could not be written, as revoked.
@@ -178,8 +399,7 @@ class Broker:
         for lease_id, future in recorded:
             if not future.done():
                 future.set_exception(revoked[lease_id]) if lease_id in revoked else future.set_result(None)
-        for call, told in list(self._watchers.items()):
-            self._tell(call, told)
+        self.watchers.tell()
         return revoked
 
     async def recorded(self, lease_id: str) -> None:
@@ -189,9 +409,11 @@ class Broker:
         await future
 
     def _write(self) -> None:
+        reach("journal.before-write")
         if not self._journal.is_open:
             self._write_snapshot()
         self._journal.flush()
+        reach("journal.after-write")
         if self._journal.records > self._compact_after:
             self._compact_after = COMPACT_AFTER
             try:
@@ -220,254 +442,18 @@ class Broker:
             self._pause(error)
         else:
             log.info("journal.recovered")
+            self._doubt()
             self.happened(self.ledger.resume(time.time()))
 
-    def _granted(self, lease: Lease) -> None:
-        self._unwritten.append(lease.id)
-        waiter = self._waiters.pop(lease.id, None)
-        if waiter is not None:
-            if waiter.timer is not None:
-                waiter.timer.cancel()
-            if waiter.ttl is not None:  # a time limit counts from the grant, not from the request
-                self.happened(self.ledger.bind(lease.id, ByTime(processes.boottime() + waiter.ttl)))
-            waiter.granted(self.ledger.get(lease.id))
 
-    def _let_go(self, event: LeaseEnded | LeaseDraining, lease_id: str) -> None:
-        self._bindings.forget(lease_id)
-        if isinstance(event, LeaseDraining):
-            self._drain_soon()
-            return
-        waiter = self._waiters.pop(lease_id, None)
-        if waiter is not None:
-            waiter.refused(NoCapacity(f"request {lease_id} is over: {event.reason}"))
-        for told in self.on_ended:
-            told(lease_id)
-
-    # -- draining ---------------------------------------------------------------------------------------------------
-
-    def _drain_soon(self) -> None:
-        if self._draining is None or self._draining.done():
-            self._draining = self._loop.create_task(self._drain())
-
-    async def _drain(self) -> None:
-        pause = DRAIN_FIRST
-        while await self._drain_once():
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, DRAIN_LAST)
-
-    async def _drain_once(self) -> bool:
-        """End the draining leases whose chips no process has open; True if some are left to look at again."""
-        draining = [lease for lease in self.ledger.leases.values() if lease.state == "draining"]
-        if draining:
-            chips = {index for lease in draining for index in lease.chips} & self._devices.keys()
-            self._opens.forget(mask_of(tuple(chips)))
-            users = await asyncio.to_thread(processes.users_of, {self._devices[index] for index in chips})
-            self._opens.maybe_open |= mask_of(tuple(index for index in chips if users.get(self._devices[index])))
-            for lease in draining:
-                if not any(users.get(self._devices[index]) for index in lease.chips if index in chips):
-                    self.end(lease.id, "no process has its chips open")
-        return any(lease.state == "draining" for lease in self.ledger.leases.values())
-
-    def end(self, lease_id: str, reason: str) -> None:
-        """End a lease or a waiting request; nothing happens if it is over already."""
-        with suppress(NoSuchLease):
-            self.happened(self.ledger.end(lease_id, reason, time.time()))
-
-    # -- requests ---------------------------------------------------------------------------------------------------
-
-    def handlers(self) -> dict[str, Handler]:
-        """Return the functions that answer calls, by the method's name."""
-        return {
-            "Acquire": self._acquire,
-            "Release": self._release,
-            "Renew": self._renew,
-            "Environment": self._environment,
-            "ListChips": self._list_chips,
-            "ListLeases": self._list_leases,
-            "Watch": self._watch,
-        }
-
-    def may_lease(self, peer: Peer) -> None:
-        """Raise NotAllowed unless the peer may hold chips."""
-        if peer.uid in {0, self.rules.uid} or (self.rules.gid is not None and self.rules.gid in peer.groups):
-            return
-        hint = (
-            "join it (usermod -aG neuron) and log in again"
-            if self.rules.gid is not None
-            else "it does not exist here: groupadd --system neuron, then restart neurond"
-        )
-        raise NotAllowed(f"{processes.user_name(peer.uid)} may not lease chips: that takes the group neuron; {hint}")
-
-    def must_own(self, peer: Peer, lease: Lease) -> None:
-        """Raise NotAllowed unless the lease is the peer's, or the peer is root."""
-        if peer.uid not in {0, lease.owner.uid}:
-            raise NotAllowed(f"lease {lease.id} belongs to {lease.owner.name}: only {lease.owner.name} or root may")
-
-    def ask(  # noqa: PLR0917 - all of a request
-        self, want: Want, peer: Peer, binding: Binding, name: str, wait: float, waiter: Waiter
-    ) -> tuple[Lease, NoCapacity | None]:
-        """Lease chips now, or queue the request: then `waiter` has the outcome, and why it waits is returned too."""
-        now = time.time()
-        owner = Owner(peer.uid, processes.user_name(peer.uid))
-        if self.ledger.paused:
-            raise wire.JournalFull(self.ledger.paused)
-        if not self.ledger.chips and not (wait and want.missing_ok):
-            raise NoCapacity(self.rules.note() or "this host has no Neuron chips")
-        lease, events = self.ledger.acquire(want, owner, binding, now=now, name=name, wait=wait > 0)
-        reason = None
-        if isinstance(events[0], LeaseQueued):
-            reason = self.ledger.why_not(want, now)
-            self._waiters[lease.id] = waiter
-            waiter.timer = self._loop.call_later(wait, self._waited_long_enough, lease.id, wait)
-        self.happened(events)
-        return lease, reason
-
-    def _acquire(self, call: Call, request: wire.Acquire) -> wire.Acquired | None:
-        self.may_lease(call.peer)
-        want = want_of(request.count, request.chips, every=request.all, missing_ok=request.missing_ok)
-        wait = seconds("wait", request.wait or 0)
-        name = checked_name(request.name or "")
-        binding = self._binding(call.peer, request)
-
-        def granted(lease: Lease) -> None:
-            call.on_gone = None
-            call.reply(self._acquired(lease, request), grants=lease.id)
-
-        lease, reason = self.ask(want, call.peer, binding, name, wait, Waiter(granted, call.fail, request.ttl))
-        if reason is None:
-            self._bindings.follow(lease.id, binding, call.connection)
-            granted(lease)
-            return None
-        if not isinstance(binding, ByTime):  # a time limit begins with the grant
-            self._bindings.follow(lease.id, binding, call.connection)
-        call.on_gone = lambda: self.end(lease.id, "the client went away while it waited")
-        if call.more:
-            call.reply(wire.Acquired(lease.id, [], waiting=str(reason)), last=False)
-        return None
-
-    def _acquired(self, lease: Lease, request: wire.Acquire) -> wire.Acquired:
-        env = views.environment(self.ledger, lease, self.rules.lnc) if request.env else None
-        return wire.Acquired(lease.id, list(lease.chips), env)
-
-    def _waited_long_enough(self, lease_id: str, wait: float) -> None:
-        waiter = self._waiters.pop(lease_id, None)
-        lease = self.ledger.queue.get(lease_id)
-        if waiter is None or lease is None:
-            return
-        reason = self.ledger.why_not(lease.want, time.time())
-        self.end(lease_id, f"waited {wait:g} s in vain")
-        waiter.refused(WaitTimedOut(f"waited {wait:g} s: {reason}", reason.holders))
-
-    def _binding(self, peer: Peer, request: wire.Acquire) -> Binding:
-        if request.pid is not None and request.ttl is not None:
-            raise InvalidRequest("a lease is bound to a process or to a time limit, not to both")
-        if request.ttl is not None:
-            return ByTime(processes.boottime() + seconds("ttl", request.ttl, least=0.001))
-        if request.pid is None:
-            return ByConnection(peer.pid)
-        pid = request.pid or peer.pid  # pid 0 is the caller, whatever its own pid namespace calls it
-        try:
-            ticks, uid = processes.start_ticks(pid), processes.owner_of(pid)
-        except processes.ProcessGone as error:
-            raise InvalidRequest(f"{error}: a lease needs a living process to be bound to") from None
-        if peer.uid not in {0, uid}:
-            owner = processes.user_name(uid)
-            raise NotAllowed(f"process {pid} belongs to {owner}: bind a lease to a process of your own")
-        return ByProcess(pid, ticks)
-
-    def _release(self, call: Call, request: wire.OfLease) -> wire.Released:
-        lease = self.ledger.get(request.lease)
-        self.must_own(call.peer, lease)
-        by = processes.user_name(call.peer.uid)
-        self.binding_ended(lease.id, f"released by {by}")
-        return wire.Released("draining" if lease.id in self.ledger.leases else "ended")
-
-    def _renew(self, call: Call, request: wire.Renew) -> wire.Renewed:
-        lease = self.ledger.get(request.lease)
-        self.must_own(call.peer, lease)
-        if not isinstance(lease.binding, ByTime):
-            raise InvalidRequest(f"lease {lease.id} has no time limit: it is bound to a {lease.binding.kind}")
-        if lease.state != "active":
-            raise InvalidRequest(f"lease {lease.id} is {lease.state}: only an active lease can be renewed")
-        ttl = seconds("ttl", request.ttl, least=0.001)
-        self.happened(self.ledger.bind(lease.id, ByTime(processes.boottime() + ttl)))
-        return wire.Renewed(time.time() + ttl)
-
-    def _environment(self, call: Call, request: wire.OfLease) -> wire.Environment:
-        lease = self.ledger.get(request.lease)
-        self.must_own(call.peer, lease)
-        return wire.Environment(lease.id, list(lease.chips), views.environment(self.ledger, lease, self.rules.lnc))
-
-    def _list_chips(self, call: Call, request: wire.Nothing) -> wire.Chips:
-        del call, request
-        held = {index for lease in self.ledger.leases.values() for index in lease.chips}
-        indices = sorted(self.ledger.chips.keys() | held)
-        return wire.Chips(
-            self.ledger.instance_type,
-            self.ledger.topology.shape,
-            [views.chip_view(self.ledger, index, self.rules.lnc) for index in indices],
-            self.rules.note(),
-        )
-
-    def _list_leases(self, call: Call, request: wire.ListLeases) -> wire.Leases:
-        del call
-        leases = [views.ended_view(lease, reason) for lease, reason in self.ledger.ended] if request.ended else []
-        living = (*self.ledger.leases.values(), *self.ledger.queue.values())
-        return wire.Leases(leases + [views.lease_view(lease) for lease in living])
-
-    def _watch(self, call: Call, request: wire.Watch) -> None:
-        if not call.more:
-            raise InvalidRequest("Watch streams events: call it with more")
-        oldest = self._events[0][0] if self._events else self.seq + 1
-        if request.since is not None and not oldest <= request.since <= self.seq + 1:
-            raise wire.Lagged(f"event {request.since} is not kept: the events {oldest} to {self.seq} are")
-        self._watchers[call] = self.seq if request.since is None else request.since - 1
-        self._tell(call, self._watchers[call])
-
-    def _tell(self, call: Call, told: int) -> None:
-        """Send a watcher the events after number `told`; drop it if it reads too slowly."""
-        if call.unread() > wire.MAX_MESSAGE:
-            del self._watchers[call]
-            call.fail(wire.Lagged(f"events are read too slowly: go on with since={told + 1}"))
-            return
-        for seq, at, event in self._after(told):
-            call.reply(wire.Watched(msgspec.Raw(encode_event(seq, at, event))), last=False)
-        self._watchers[call] = self.seq
-
-    def _after(self, told: int) -> list[tuple[int, float, Event]]:
-        return [self._events[-n] for n in range(min(self.seq - told, len(self._events)), 0, -1)]
+def _hidden(lease: Lease, found: Found) -> list[User]:
+    """Return the processes that can't be looked into and may be left over from a lease: those not older than it."""
+    lease_age = time.time() - lease.since + CLOCK_SLACK
+    hidden = [pid for pid, age in found.unreadable.items() if age < lease_age]
+    return [User(pid, "?", "a process that can't be looked into") for pid in hidden]
 
 
-def want_of(count: int | None, chips: list[int] | None, *, every: bool | None, missing_ok: bool | None) -> Want:
-    """Make the ledger's request of what came over the wire. Raises InvalidRequest."""
-    if (count is not None) + (chips is not None) + bool(every) != 1:
-        raise InvalidRequest("ask for chips in one way: by count (-n), by number (--chips) or --all")
-    if count is not None and count < 1:
-        raise InvalidRequest(f"{count} chips asked: ask for at least 1")
-    if chips is not None and (not chips or min(chips) < 0):
-        raise InvalidRequest(
-            f"chips {','.join(map(str, chips)) or 'none'} asked: name chips by their numbers, from 0 on"
-        )
-    if chips is not None and len(chips) > 4096:
-        raise InvalidRequest(f"{len(chips)} chips named: no host has as many")
-    return Want(count or 0, tuple(chips or ()), bool(every), bool(missing_ok))
-
-
-def seconds(what: str, value: float, least: float = 0) -> float:
-    """Check a number of seconds. Raises InvalidRequest."""
-    if not least <= value <= wire.MAX_WAIT:
-        raise InvalidRequest(f"{what} of {value:g} s: between {least:g} and {wire.MAX_WAIT:g} s are possible")
-    return value
-
-
-def checked_name(name: str) -> str:
-    """Check a name that people will see on their terminals. Raises InvalidRequest."""
-    if len(name) > LONGEST_NAME or not (name.isprintable()):
-        raise InvalidRequest(f"a name has at most {LONGEST_NAME} printable characters")
-    return name
-
-
-def _fields(event: Event) -> dict[str, object]:
+def _fields(event: Event) -> dict[str, object]:  # noqa: PLR0911 - a case per event
     """Return what the log says of an event."""
     match event:
         case LeaseGranted(lease) | LeaseQueued(lease):
@@ -475,9 +461,15 @@ def _fields(event: Event) -> dict[str, object]:
             return said | ({"chips": list(lease.chips)} if lease.chips else {"asked": str(lease.want.count or "set")})
         case LeaseEnded(lease_id, reason) | LeaseDraining(lease_id, reason):
             return {"lease": lease_id, "reason": reason}
+        case LeaseStuck(lease_id, users):
+            return {"lease": lease_id, "users": [str(user) for user in users]}
         case LeaseBound(lease_id, binding):
             return {"lease": lease_id, "binding": binding.kind}
         case ChipAdded(chip) | ChipChanged(chip):
             return {"chip": chip.index, "device": f"{chip.major}:{chip.minor}", "problem": chip.problem}
+        case ChipRemoved(index):
+            return {"chip": index}
+        case ChipForeign(index, users):
+            return {"chip": index, "users": [str(user) for user in users]}
         case _:
             return {}

@@ -8,6 +8,7 @@ leases.
 
 import asyncio
 import base64
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -19,19 +20,24 @@ import structlog
 
 from neurond import wire
 from neurond.daemon import views
-from neurond.daemon.broker import Broker, Waiter, checked_name, seconds, want_of
+from neurond.daemon.broker import Broker, Waiter, Wish
+from neurond.daemon.points import reach
+from neurond.daemon.requests import Requests, checked_name, owner_of, seconds, want_of
 from neurond.daemon.server import Call, Handler, Peer
 from neurond.host import processes
 from neurond.host.docker import LABEL, Container, Engine, EngineError, EngineUnreachable, Output, Spec, parse_ulimit
+from neurond.ledger.chips import User
 from neurond.ledger.cores import contradiction
 from neurond.ledger.errors import InvalidRequest, NoSuchLease, NotAllowed, Refused
 from neurond.ledger.leases import ByContainer, Lease, Want
+from neurond.ledger.ledger import Ledger
 
 log = structlog.get_logger()
 
 T = TypeVar("T")
 
 OWNER_LABEL, CHIPS_LABEL, REMOVE_LABEL = "io.neurond.owner", "io.neurond.chips", "io.neurond.remove"
+NAME_LABEL = "io.neurond.name"
 PERIOD = 5.0
 """Seconds between two looks at the containers without news, and between two attempts to reach the engine."""
 RECONNECT = 1.0
@@ -52,12 +58,15 @@ class Launch:
 class Containers:
     """All containers that neurond launched on this host."""
 
-    def __init__(self, broker: Broker, engine: Engine, gid: int | None) -> None:
+    def __init__(self, broker: Broker, requests: Requests, engine: Engine, gid: int | None) -> None:
         self.broker = broker
+        self.requests = requests
         self.engine = engine
         self._gid = gid
         self._launches: dict[str, Launch] = {}
+        self._known: dict[str, Container | None] = {}
         self._reachable = True
+        self._looking = asyncio.Lock()
         self._again = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
@@ -68,23 +77,30 @@ class Containers:
             "ListContainers": self._list,
             "StopContainer": self._stop,
             "ContainerLogs": self._logs,
+            "AdoptContainer": self._adopt,
         }
 
     # -- following --------------------------------------------------------------------------------------------------
 
     async def follow(self) -> None:
-        """Look whenever the engine has news, and every so often. Runs until cancelled."""
+        """Look at once, whenever the engine has news, and every so often. Runs until cancelled."""
+        self._again.set()
         threading.Thread(target=self._listen, name="docker-events", daemon=True).start()
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._again.wait(), PERIOD)
+                async with asyncio.timeout(PERIOD):
+                    await self._again.wait()
             self._again.clear()
-            try:
-                await self.look()
-            except EngineError as error:
-                self._note_failure(error)
-            else:
-                self._reachable = True
+            await self.try_to_look()
+
+    async def try_to_look(self) -> None:
+        """Look, or take note that the engine can't be asked."""
+        try:
+            await self.look()
+        except EngineError as error:
+            self._note_failure(error)
+        else:
+            self._reachable = True
 
     def _note_failure(self, error: EngineError) -> None:
         """Say once that the engine can't be asked: a warning only where that matters."""
@@ -98,16 +114,20 @@ class Containers:
 
     async def look(self) -> None:
         """Compare all our containers with all leases. Raises EngineError, at the first that can't be asked about."""
-        for lease in tuple(self.broker.ledger.leases.values()):
-            launch = self._launches.get(lease.id)
-            followed = launch is None or launch.started
-            if isinstance(lease.binding, ByContainer) and lease.state == "active" and followed:
-                await self._compare(lease, lease.binding)
-        for container in await in_thread(self.engine.containers):
-            await self._tidy(container)
+        async with self._looking:
+            for lease in tuple(self.broker.ledger.leases.values()):
+                launch = self._launches.get(lease.id)
+                followed = launch is None or launch.started
+                if isinstance(lease.binding, ByContainer) and lease.state == "active" and followed:
+                    await self._compare(lease, lease.binding)
+            for container in await in_thread(self.engine.containers):
+                await self._tidy(container)
+            await self._find_strangers()
 
     async def _compare(self, lease: Lease, binding: ByContainer) -> None:
         found = await in_thread(self.engine.inspect, binding.id or container_name(lease))
+        if self.broker.ledger.leases.get(lease.id) is not lease:
+            return  # it is another one since we asked
         if found is not None and not binding.id:  # an intent that a crash interrupted
             found = found if found.labels.get(LABEL) == lease.id else None
             if found is not None and found.lives:
@@ -115,10 +135,38 @@ class Containers:
         reason = why_over(lease, found)
         if reason is None:
             return
+        reach("container.ended")
         launch = self._launches.get(lease.id)
         if launch is not None and not launch.exited.done():
             launch.exited.set_result(found.exit_code if found is not None else None)
         self.broker.binding_ended(lease.id, reason)
+
+    async def _find_strangers(self) -> None:
+        """Tell the broker of running containers that were given chips and have no lease for them."""
+        running = await in_thread(self.engine.running)
+        now_known: dict[str, Container | None] = {}
+        bound = {
+            lease.binding.id for lease in self.broker.ledger.leases.values() if isinstance(lease.binding, ByContainer)
+        }
+        strangers: dict[int, tuple[User, ...]] = {}
+        for container in running:
+            known = self._known.get(container.id)
+            if known is None or chips_in(self.broker.ledger, known):  # one with chips: it may have ended meanwhile
+                known = await in_thread(self.engine.inspect, container.id)
+            launch = self._launches.get(known.labels.get(LABEL, "")) if known is not None else None
+            if known is None or not known.lives or (launch is not None and not launch.started):
+                continue
+            now_known[container.id] = known
+            if container.id not in bound:
+                user = User(known.pid, "container", known.name, known.id)
+                for index in chips_in(self.broker.ledger, known):
+                    strangers[index] = (*strangers.get(index, ()), user)
+        self._known = now_known
+        self.broker.take_containers(strangers)
+
+    def privileged(self) -> list[Container]:
+        """Return the running containers that may open every device there is, as of the last look."""
+        return [container for container in self._known.values() if container is not None and container.privileged]
 
     async def _tidy(self, container: Container) -> None:
         """Remove what nobody will miss: a container never started, or one that was to be removed when it ends."""
@@ -128,11 +176,13 @@ class Containers:
         lease = self.broker.ledger.leases.get(lease_id)
         if lease is not None and lease.state == "active":
             return
-        ours = container.name == f"neurond-{lease_id}" and container.status == "created"
-        if ours or container.labels.get(REMOVE_LABEL) == "yes":
+        # Labels alone are no proof: docker commit copies them into an image.
+        ours = container.labels.get(NAME_LABEL) == container.name
+        if ours and (container.status == "created" or container.labels.get(REMOVE_LABEL) == "yes"):
             log.info("container.removed", container=container.name, lease=lease_id, status=container.status)
             with suppress(EngineError):
                 await in_thread(self.engine.remove, container.id)
+                reach("container.removed")
 
     def _listen(self) -> None:
         """Wait for news, for ever; the stream may end at any time without a word."""
@@ -150,12 +200,14 @@ class Containers:
 
     async def _run(self, call: Call, request: wire.ContainerRun) -> wire.Progress | None:
         self._may_start(call.peer)
-        self.broker.may_lease(call.peer)
+        self.requests.may_lease(call.peer)
         want = want_of(request.count, request.chips, every=request.all, missing_ok=request.missing_ok)
         wait = seconds("wait", request.wait or 0)
         _check_options(request)
+        self.broker.ledger.check(want)
         try:
             await self._have_image(call, request.image)
+            reach("container.pulled")
             lease = await self._lease(call, want, request.name or "", wait)
         except EngineError as error:
             raise failed(error) from None
@@ -191,9 +243,11 @@ class Containers:
             if not granted.done():
                 granted.set_result(outcome) if isinstance(outcome, Lease) else granted.set_exception(outcome)
 
-        lease, reason = self.broker.ask(want, call.peer, ByContainer(name), name, wait, Waiter(settle, settle, None))
+        await self.broker.known()
+        waiter = Waiter(settle, settle)
+        lease, reason = self.broker.ask(Wish(want, owner_of(call.peer), ByContainer(name), name, wait), waiter)
         if reason is not None:
-            call.on_gone = lambda: self.broker.end(lease.id, "the client went away while it waited")
+            call.on_gone = lambda: self.broker.leave(lease.id, waiter, "the client went away while it waited")
             tell_status(call, f"waiting: {reason}")
             lease = await granted
             call.on_gone = None
@@ -204,25 +258,30 @@ class Containers:
         self, call: Call, request: wire.ContainerRun, lease: Lease, launch: Launch
     ) -> wire.Progress | None:
         name = container_name(lease)
-        created, output = "", None
+        created, started, output = "", False, None
+        reach("container.leased")
         try:
             spec = self._spec(request, lease, name)
             created = await in_thread(self.engine.create, spec)
+            reach("container.created")
             if not request.detach:
                 output = await in_thread(self.engine.attach, created)
             if call.connection.gone:
                 raise EngineError("the client went away before the start")
+            started = True
             await in_thread(self.engine.start, created)
+            reach("container.started")
+            if call.connection.gone:  # it never learned of the container, so it could not stop it either
+                raise EngineError("the client went away during the start")
         except (EngineError, Refused) as error:
             if output is not None:
                 output.close()
-            if created:
-                with suppress(EngineError):
-                    await in_thread(self.engine.remove, created)
-            self.broker.end(lease.id, f"its container could not be started: {error}")
+            await self._undo(lease, ByContainer(name, created), error, started=started)
             raise failed(error) if isinstance(error, EngineError) else error from None
         self.broker.happened(self.broker.ledger.bind(lease.id, ByContainer(name, created)))
         launch.started = True
+        await self.broker.recorded(lease.id)
+        reach("container.bound")
         self._again.set()
         running = wire.Progress(lease=lease.id, chips=list(lease.chips), container=name, container_id=created)
         if output is None:
@@ -230,10 +289,30 @@ class Containers:
         call.reply(running, last=False)
         pump = asyncio.ensure_future(in_thread(self._pump, call, output))
         code = await launch.exited
-        with suppress(TimeoutError):
-            await asyncio.wait_for(pump, LAST_OUTPUT)
+        # What the client has not read yet is its own pace; only an engine that never ends the stream is cut off.
+        while not (await asyncio.wait([pump], timeout=LAST_OUTPUT))[0] and not call.connection.may_write.is_set():
+            pass
         output.close()
+        if request.remove:  # as docker run --rm: gone when the command returns, so its name can be used again
+            with suppress(EngineError):
+                await in_thread(self.engine.remove, created)
         return wire.Progress(exit_code=FAILED if code is None else code)
+
+    async def _undo(self, lease: Lease, binding: ByContainer, error: Exception, *, started: bool) -> None:
+        """Remove what a launch that failed has made, and end its lease; in doubt its container keeps the chips."""
+        reason = f"its container could not be started: {error}"
+        try:
+            if binding.id:
+                await in_thread(self.engine.remove, binding.id)
+        except EngineError:
+            if started:  # it may run all the same
+                self.broker.happened(self.broker.ledger.bind(lease.id, binding))
+                return
+        if started:
+            self.broker.binding_ended(lease.id, reason)
+            await self.broker.known()  # so that who hears of the failure finds the chips free
+        else:
+            self.broker.end(lease.id, reason)
 
     def _spec(self, request: wire.ContainerRun, lease: Lease, name: str) -> Spec:
         ledger, lnc = self.broker.ledger, self.broker.rules.lnc
@@ -252,7 +331,12 @@ class Containers:
                     raise InvalidRequest(wrong)
                 env.pop("NEURON_RT_VISIBLE_CORES", None)
         labels = dict(label.partition("=")[::2] for label in request.labels or ())
-        labels |= {LABEL: lease.id, OWNER_LABEL: str(lease.owner.uid), CHIPS_LABEL: env["NEUROND_CHIPS"]}
+        labels |= {
+            LABEL: lease.id,
+            NAME_LABEL: name,
+            OWNER_LABEL: str(lease.owner.uid),
+            CHIPS_LABEL: env["NEUROND_CHIPS"],
+        }
         if request.remove:
             labels[REMOVE_LABEL] = "yes"
         return Spec(
@@ -296,6 +380,8 @@ class Containers:
 
     async def _view(self, container: Container) -> wire.ContainerView:
         lease = self.broker.ledger.leases.get(container.labels[LABEL])
+        if lease and not (isinstance(lease.binding, ByContainer) and lease.binding.id in {"", container.id}):
+            lease = None  # a copied label
         found = await in_thread(self.engine.inspect, container.id) if container.status == "exited" else None
         owner = container.labels.get(OWNER_LABEL, "")
         return wire.ContainerView(
@@ -314,6 +400,7 @@ class Containers:
         try:
             container = await self._find(call.peer, request.container)
             await in_thread(self.engine.stop, container.id, grace)
+            reach("container.stopped")
         except EngineError as error:
             raise failed(error) from None
         self._again.set()
@@ -332,13 +419,33 @@ class Containers:
             raise failed(error) from None
         return wire.Progress()
 
+    async def _adopt(self, call: Call, request: wire.AdoptContainer) -> wire.Acquired:
+        self._may_start(call.peer)
+        self.requests.may_lease(call.peer)
+        if not request.container:
+            raise InvalidRequest("adopt which container? It has no name")
+        try:
+            found = await in_thread(self.engine.inspect, request.container)
+        except EngineError as error:
+            raise failed(error) from None
+        if found is None or not found.lives:
+            raise NoSuchLease(f"no container {request.container!r} runs here")
+        chips = tuple(chips_in(self.broker.ledger, found))
+        if not chips:
+            raise InvalidRequest(f"container {found.name} was given no chip of this host")
+        lease = self.broker.adopt(owner_of(call.peer), ByContainer(found.name, found.id), chips, found.name)
+        await self.broker.recorded(lease.id)
+        await self.try_to_look()
+        return wire.Acquired(lease.id, list(lease.chips))
+
     async def _find(self, peer: Peer, wanted: str) -> Container:
         """Return one of our containers by name, id (or its beginning) or lease, if it is the peer's."""
         self._may_start(peer)
         found = [
             container
             for container in await in_thread(self.engine.containers)
-            if wanted in {container.name, container.labels[LABEL]}
+            if wanted == container.name
+            or (wanted == container.labels[LABEL] and container.labels.get(NAME_LABEL) == container.name)
             or (len(wanted) >= SHORTEST_ID and container.id.startswith(wanted))
         ]
         if len(found) != 1:
@@ -382,6 +489,20 @@ async def in_thread(work: Callable[..., T], *arguments: object) -> T:
     return await future
 
 
+def chips_in(ledger: Ledger, container: Container) -> list[int]:
+    """Return the chips whose device nodes a container was given, whatever they are called on the host or in it."""
+    numbers = {(chip.major, chip.minor): index for index, chip in ledger.chips.items()}
+    by_path = {chip.node: index for index, chip in ledger.chips.items()}
+    found = set()
+    for path in container.devices:
+        if path in by_path:
+            found.add(by_path[path])
+        with suppress(OSError):
+            device = os.stat(path).st_rdev  # noqa: PTH116 - as everywhere for devices
+            found |= {numbers[key] for key in [(os.major(device), os.minor(device))] if key in numbers}
+    return sorted(found)
+
+
 def container_name(lease: Lease) -> str:
     """Return the name of a lease's container: the user's choice, or one made of the lease's id."""
     return (isinstance(lease.binding, ByContainer) and lease.binding.name) or f"neurond-{lease.id}"
@@ -403,9 +524,11 @@ def failed(error: EngineError) -> wire.EngineFailed:
     """Return what a client is told, with the exit code that docker run would have."""
     words = str(error)
     code = FAILED
-    if "executable file not found" in words or "no such file or directory" in words.lower():
+    if isinstance(error, EngineUnreachable):
+        pass  # what is missing then is the engine's socket, not the command
+    elif "executable file not found" in words or "no such file or directory" in words.lower():
         code = NOT_FOUND
-    elif "permission denied" in words and not isinstance(error, EngineUnreachable):
+    elif "permission denied" in words:
         code = NOT_EXECUTABLE
     return wire.EngineFailed(words, code)
 
@@ -419,6 +542,10 @@ def tell_status(call: Call, line: str) -> None:
 def _check_options(request: wire.ContainerRun) -> None:
     """Refuse what can be seen to be wrong before anything is pulled, leased or created."""
     checked_name(request.name or "")
+    if not request.image:
+        raise InvalidRequest("which image? It has no name")
+    if "" in (request.volumes or ()):
+        raise InvalidRequest("-v '': a volume is SOURCE:PATH[:ro]")
     for variable in request.env or ():
         if variable.partition("=")[0] == "AWS_NEURON_VISIBLE_DEVICES":
             raise InvalidRequest(

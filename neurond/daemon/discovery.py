@@ -88,7 +88,8 @@ class Discovery:
             delay = 0.0
             while True:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._again.wait(), delay or self.period)
+                    async with asyncio.timeout(delay or self.period):
+                        await self._again.wait()
                 await asyncio.sleep(QUIET)
                 self._again.clear()
                 try:

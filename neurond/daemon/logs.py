@@ -3,7 +3,8 @@
 import logging
 import sys
 from collections.abc import Mapping, MutableMapping
-from typing import Any
+from contextlib import suppress
+from typing import Any, TextIO, cast
 
 import structlog
 
@@ -21,9 +22,21 @@ def configure_logs(level: str, *, json: bool | None) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", _Stderr())),
         cache_logger_on_first_use=True,
     )
+
+
+class _Stderr:
+    """Standard error, whose failure (a full disk, a reader that is gone) must not stop what is being logged."""
+
+    def write(self, text: str) -> None:
+        with suppress(OSError, ValueError):
+            sys.stderr.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            sys.stderr.flush()
 
 
 def _first_things_first(logger: Any, method: str, line: MutableMapping[str, Any]) -> Mapping[str, Any]:

@@ -54,7 +54,7 @@ def recover(ledger: Ledger, keeper: journal.Journal, engine: Engine, chips: dict
         reason = why_over(lease, engine)
         if reason:
             events += ledger.drain(lease.id, reason, now)
-    if history.verdict in UNUSABLE:
+    if history.verdict in {"new", *UNUSABLE}:
         events += _adopt(ledger, engine, now)
     return Recovered(history.seq, events)
 
@@ -97,8 +97,8 @@ def _why_container_over(lease: Lease, container_id: str, engine: Engine) -> str 
     except EngineError as error:
         log.warning("engine.failed", lease=lease.id, error=str(error), follows="keeping its chips leased")
         return None
-    if found is not None and found.labels.get(LABEL) != lease.id:
-        found = None
+    if not container_id and found is not None and found.labels.get(LABEL) != lease.id:
+        found = None  # somebody else's, of the name that we had in mind
     return containers.why_over(lease, found)
 
 
@@ -124,10 +124,11 @@ def _adopt(ledger: Ledger, engine: Engine, now: float) -> list[Event]:
     try:
         found = [engine.inspect(container.id) for container in engine.containers() if container.lives]
     except EngineError as error:
-        log.warning("engine.failed", error=str(error), follows="no lease is rebuilt from containers")
+        log.info("engine.absent", error=str(error), follows="no lease is rebuilt from containers")
         return []
     for container in found:
-        if container is None or container.id in known or not LEASE_ID.fullmatch(container.labels[LABEL]):
+        lease_id = container.labels[LABEL] if container is not None else ""
+        if container is None or container.id in known or lease_id in ledger.leases or not LEASE_ID.fullmatch(lease_id):
             continue
         chips = tuple(sorted(by_node[node] for node in set(container.devices) if node in by_node))
         if chips and mask_of(chips) & ledger.free == mask_of(chips):

@@ -8,6 +8,7 @@ import asyncio
 import inspect
 import socket
 import struct
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,15 +18,18 @@ import msgspec
 import structlog
 
 from neurond import __version__, wire
+from neurond.daemon.points import reach
 from neurond.ledger.errors import Refused
 
 log = structlog.get_logger()
 
 SERVICE = "org.varlink.service"
 SO_PEERGROUPS = 59
-MOST_CONNECTIONS = 4096
-MOST_UNREAD = 4 << 20
-"""How many bytes a streaming client may leave unread before it is dropped."""
+MOST_CONNECTIONS, MOST_OF_A_USER = 4096, 1024
+OWN_FILES = 128
+"""Descriptors for everything but clients: pidfds of leases, watches, /proc, the engine."""
+CALLS_A_TURN = 16
+"""How many calls of one client are answered before the others get their turn."""
 
 SERVICE_DESCRIPTION = """# The Varlink service interface: https://varlink.org/Service
 interface org.varlink.service
@@ -122,13 +126,23 @@ def _failure(error: Refused) -> bytes:
     return _encode({"error": f"{wire.INTERFACE}.{error.kind}", "parameters": error.parameters()}) + b"\0"
 
 
+def most_connections(files: int) -> int:
+    """Return how many clients a daemon may have that may have so many descriptors open."""
+    return min(MOST_CONNECTIONS, max(files // 4, files - OWN_FILES))
+
+
 class Server:
     """All connections. `commit` writes the journal, and returns the leases whose grant could not be written."""
 
-    def __init__(self, handlers: dict[str, Handler], commit: Callable[[], dict[str, Refused]]) -> None:
+    def __init__(
+        self, handlers: dict[str, Handler], commit: Callable[[], dict[str, Refused]], most: int = MOST_CONNECTIONS
+    ) -> None:
+        self.most = most
         self.handlers = handlers
         self.on_disconnect: list[Callable[[Connection], None]] = []
         self.connections: set[Connection] = set()
+        self.users: Counter[int] = Counter()
+        """How many connections each uid has."""
         self._commit = commit
         self._outgoing: list[tuple[Connection, bytes, str | None]] = []
         self._flush_due = False
@@ -152,6 +166,7 @@ class Server:
     def _flush(self) -> None:
         self._flush_due = False
         revoked = self._commit()
+        reach("reply.before-send")
         outgoing, self._outgoing = self._outgoing, []
         for connection, data, grants in outgoing:
             if grants is not None and grants in revoked:
@@ -172,6 +187,8 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._unread = b""
         self._current: Call | None = None
+        self._due = False
+        self._reading = True
 
     # -- asyncio ----------------------------------------------------------------------------------------------------
 
@@ -185,10 +202,11 @@ class Connection(asyncio.Protocol):
             groups = sock.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, 4 * 256)
         self.peer = Peer(pid, uid, frozenset({gid, *struct.unpack(f"{len(groups) // 4}I", groups)}))
         self.server.connections.add(self)
-        if len(self.server.connections) > MOST_CONNECTIONS:
-            sentence = f"{MOST_CONNECTIONS} clients are connected, which is the limit: try again later"
-            self.write(_failure(wire.BadMessage(sentence)))
-            self.close()
+        self.server.users[uid] += 1
+        if len(self.server.connections) > self.server.most:
+            self._refuse(f"{self.server.most} clients are connected, which is the limit: try again later")
+        elif self.server.users[uid] > MOST_OF_A_USER and uid != 0:
+            self._refuse(f"{MOST_OF_A_USER} clients of one user are connected, which is the limit: close some")
 
     def data_received(self, data: bytes) -> None:
         """Take in whole messages, each ended by NUL."""
@@ -199,7 +217,9 @@ class Connection(asyncio.Protocol):
         """Cancel what the client waits for, and tell whose leases were bound to the connection."""
         del exc
         self.gone = True
-        self.server.connections.discard(self)
+        if self in self.server.connections:
+            self.server.connections.discard(self)
+            self.server.users[self.peer.uid] -= 1
         self.may_write.set()
         call, self._current = self._current, None
         if call is not None and call.on_gone is not None:
@@ -208,12 +228,18 @@ class Connection(asyncio.Protocol):
             told(self)
 
     def pause_writing(self) -> None:
-        """Note that the client does not read as fast as we write."""
+        """Note that the client does not read as fast as we write: no further call of its is read until it does."""
         self.may_write.clear()
+        self._read(on=False)
 
     def resume_writing(self) -> None:
         """Note that the client has read enough."""
         self.may_write.set()
+        self._go_on_soon()
+
+    def _refuse(self, sentence: str) -> None:
+        self.write(_failure(wire.BadMessage(sentence)))
+        self.close()
 
     # -- replies ----------------------------------------------------------------------------------------------------
 
@@ -226,7 +252,7 @@ class Connection(asyncio.Protocol):
         if last:
             self._current = None
             if self._unread:
-                asyncio.get_running_loop().call_soon(self._go_on)
+                self._go_on_soon()
 
     def write(self, data: bytes) -> None:
         """Write to the socket now."""
@@ -249,19 +275,36 @@ class Connection(asyncio.Protocol):
 
     # -- calls ------------------------------------------------------------------------------------------------------
 
+    def _go_on_soon(self) -> None:
+        if not self._due:
+            self._due = True
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _read(self, *, on: bool) -> None:
+        if on != self._reading and self._transport is not None and not self._transport.is_closing():
+            self._reading = on
+            self._transport.resume_reading() if on else self._transport.pause_reading()
+
     def _go_on(self) -> None:
-        while self._current is None and not self.gone:
+        self._due = False
+        for _ in range(CALLS_A_TURN):
+            if self._current is not None or self.gone or not self.may_write.is_set():
+                break
             message, nul, rest = self._unread.partition(b"\0")
             if not nul or len(message) > wire.MAX_MESSAGE:
                 break
             self._unread = rest
             self._dispatch(message)
+        else:
+            self._read(on=False)
+            self._go_on_soon()
+            return
+        self._read(on=self.may_write.is_set())
         # A client may send ahead while a call of its own is under way, but not without bound.
-        if len(self._unread) > wire.MAX_MESSAGE and not self.gone:
+        if len(self._unread) > wire.MAX_MESSAGE and not self.gone and self.may_write.is_set():
             sentence = f"a message or calls sent ahead are longer than {wire.MAX_MESSAGE} bytes; closing"
             self._unread = b""
-            self.write(_failure(wire.BadMessage(sentence)))
-            self.close()
+            self._refuse(sentence)
 
     def _dispatch(self, message: bytes) -> None:
         call = self._current = Call(self, more=False, oneway=False)

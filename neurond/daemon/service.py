@@ -21,16 +21,18 @@ from neurond import catalog
 from neurond.daemon import views
 from neurond.daemon.about import About
 from neurond.daemon.broker import Broker, Rules
+from neurond.daemon.checking import Checking
 from neurond.daemon.containers import Containers
 from neurond.daemon.discovery import Discovery, Source
 from neurond.daemon.logs import configure_logs
+from neurond.daemon.points import reach
 from neurond.daemon.recovery import recover
-from neurond.daemon.server import Server
+from neurond.daemon.requests import Requests
+from neurond.daemon.server import Server, most_connections
 from neurond.host import processes, systemd
 from neurond.host.docker import Engine
 from neurond.host.journal import Journal
-from neurond.host.opens import Opens
-from neurond.host.rundir import AlreadyRunning, RunDir
+from neurond.host.rundir import BACKLOG, AlreadyRunning, RunDir
 from neurond.host.simulated import Model, SimulatedHost
 from neurond.host.sysfs import Sysfs
 from neurond.ledger.ledger import Ledger
@@ -64,7 +66,9 @@ def serve(options: Options) -> int:
     except (AlreadyRunning, CannotStart) as error:
         sentence = str(error)
     except OSError as error:
-        sentence = f"cannot start: {error.filename or error}" + (f": {error.strerror}" if error.filename else "")
+        sentence = f"cannot start in {options.runtime_dir}: {error.strerror or error}"
+        if error.filename and str(error.filename) != str(options.runtime_dir):
+            sentence += f" ({error.filename})"
     else:
         return 0
     print(f"neurond: {sentence}", file=sys.stderr)  # noqa: T201 - the last word of a command
@@ -78,7 +82,9 @@ async def _serve(options: Options) -> None:
 
 async def _run(options: Options, undo: ExitStack) -> None:
     stop = _stop_event()
-    _raise_fd_limit()
+    most = most_connections(_raise_fd_limit())
+    if options.simulate and not catalog.look_up(options.simulate).known:
+        raise CannotStart(f"--simulate {options.simulate}: choose one of {', '.join(catalog.names())}")
     rundir = RunDir(options.runtime_dir)
     simulated = _simulated(rundir.path, options.simulate) if options.simulate else None
     discovery = _discovery(simulated)
@@ -94,11 +100,16 @@ async def _run(options: Options, undo: ExitStack) -> None:
         uid=os.geteuid(),
         note=lambda: discovery.note(ledger.chips),
     )
-    broker = Broker(ledger, journal, Opens(), rules, recovered.seq)
+    broker = Broker(ledger, journal, rules, recovered.seq)
     await broker.start(recovered.events)
-    containers = Containers(broker, engine, _gid(ENGINE_GROUP))
+    requests = Requests(broker)
+    containers = Containers(broker, requests, engine, _gid(ENGINE_GROUP))
     about = About(broker, simulated, engine)
-    server = Server(broker.handlers() | containers.handlers() | about.handlers(), broker.commit)
+    await containers.try_to_look()
+    checking = Checking(broker, containers, discovery)
+    server = Server(
+        requests.handlers() | containers.handlers() | about.handlers() | checking.handlers(), broker.commit, most
+    )
     broker.server = server
     server.on_disconnect.append(broker.disconnected)
 
@@ -108,23 +119,15 @@ async def _run(options: Options, undo: ExitStack) -> None:
         listener = rundir.bind(rules.gid)
         inode = rundir.socket.lstat().st_ino
     undo.callback(rundir.release, inode)
-    listening = await asyncio.get_running_loop().create_unix_server(server.connection, sock=listener)
+    listening = await asyncio.get_running_loop().create_unix_server(server.connection, sock=listener, backlog=BACKLOG)
     tasks = [
         asyncio.create_task(discovery.follow(broker.take_chips)),
+        asyncio.create_task(broker.usage.follow()),
         asyncio.create_task(containers.follow()),
+        asyncio.create_task(_pet_watchdog()),
     ]
-    tasks.append(asyncio.create_task(_pet_watchdog()))
-    note = discovery.note(ledger.chips)
-    log.info(
-        "neurond.ready",
-        pid=os.getpid(),
-        socket=str(rundir.socket),
-        instance_type=discovery.kind.name,
-        chips=len(ledger.chips),
-        leases=len(ledger.leases),
-        **({"note": note} if note else {}),
-    )
-    systemd.notify("READY=1")
+    reach("start.listening")
+    _say_ready(rundir, ledger, discovery.note(ledger.chips))
     try:
         await _until(stop, tasks)
     finally:
@@ -137,9 +140,24 @@ async def _run(options: Options, undo: ExitStack) -> None:
             connection.abort()
         await asyncio.sleep(0)  # the connections take note
         broker.commit()
-        if simulated is not None and not ledger.leases:
-            simulated.remove_all()
+        if not ledger.leases:
+            broker.access.give_back()
+            if simulated is not None:
+                simulated.remove_all()
         log.info("neurond.stopped", leases=len(ledger.leases))
+
+
+def _say_ready(rundir: RunDir, ledger: Ledger, note: str | None) -> None:
+    log.info(
+        "neurond.ready",
+        pid=os.getpid(),
+        socket=str(rundir.socket),
+        instance_type=ledger.instance_type,
+        chips=len(ledger.chips),
+        leases=len(ledger.leases),
+        **({"note": note} if note else {}),
+    )
+    systemd.notify("READY=1")
 
 
 async def _until(stop: asyncio.Event, tasks: list["asyncio.Task[None]"]) -> None:
@@ -161,17 +179,16 @@ def _stop_event() -> asyncio.Event:
     return stop
 
 
-def _raise_fd_limit() -> None:
-    """Allow as many descriptors as the hard limit does: each client and each followed process takes one."""
+def _raise_fd_limit() -> int:
+    """Allow as many descriptors as the hard limit does; return how many: each client and followed process takes one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def _simulated(runtime_dir: Path, name: str) -> SimulatedHost:
     kind = catalog.look_up(name)
-    if not kind.known:
-        raise CannotStart(f"--simulate {name}: choose one of {', '.join(catalog.names())}")
     model = Model(kind.name, kind.chips, kind.cores, kind.chip, kind.connected)
     return SimulatedHost(runtime_dir / "sim", model)
 

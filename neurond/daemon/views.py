@@ -5,19 +5,22 @@ from dataclasses import replace
 
 from neurond import wire
 from neurond.catalog import InstanceType
+from neurond.daemon.broker import Broker
 from neurond.host import processes
-from neurond.ledger.chips import Chip
+from neurond.ledger.chips import Chip, User
 from neurond.ledger.cores import core_ids
 from neurond.ledger.leases import ByConnection, ByContainer, ByProcess, ByTime, Lease
 from neurond.ledger.ledger import Ledger, describe
 
 
-def chip_view(ledger: Ledger, index: int, lnc: int) -> wire.ChipView:
-    """Return one chip, present or lost; `lnc` is the number of physical cores in a logical one."""
+def chip_view(broker: Broker, index: int) -> wire.ChipView:
+    """Return one chip, present or lost."""
+    ledger, lnc = broker.ledger, broker.rules.lnc
     chip = ledger.chips.get(index)
     lease = ledger.holder_of(index)
     known = chip or Chip(index, f"/dev/neuron{index}", 0, 0, problem="vanished from the host")
-    holders = holders_of(lease) if lease is not None else []
+    foreign = [user_view(user) for user in ledger.foreign.get(index, ())]
+    holders = holders_of(broker, lease) if lease is not None else foreign
     return wire.ChipView(
         neuron_device=index,
         state=ledger.state_of(index),
@@ -27,6 +30,8 @@ def chip_view(ledger: Ledger, index: int, lnc: int) -> wire.ChipView:
         name=lease.name if lease else None,
         holders=holders,
         problem=known.problem,
+        enforcement=broker.access.level(lease)[0] if lease else None,
+        foreign=foreign,
         node=known.node,
         device=f"{known.major}:{known.minor}",
         bdf=None,
@@ -47,8 +52,10 @@ def chip_view(ledger: Ledger, index: int, lnc: int) -> wire.ChipView:
     )
 
 
-def holders_of(lease: Lease) -> list[wire.Holder]:
-    """Return who has the chips of a lease, by its binding."""
+def holders_of(broker: Broker, lease: Lease) -> list[wire.Holder]:
+    """Return who has the chips of a lease: by its binding, or at its end whoever has them open still."""
+    if lease.state in {"draining", "stuck"}:
+        return [user_view(user) for user in broker.left_over(lease.id) or lease.users]
     match lease.binding:
         case ByProcess(pid) | ByConnection(pid):
             process = processes.describe(pid)
@@ -59,15 +66,22 @@ def holders_of(lease: Lease) -> list[wire.Holder]:
             return []
 
 
-def ended_view(lease: Lease, reason: str) -> wire.LeaseView:
+def user_view(user: User) -> wire.Holder:
+    """Return a process that has a chip open."""
+    return wire.Holder(user.pid, user.user, user.command, None, user.container or None)
+
+
+def ended_view(broker: Broker, lease: Lease, reason: str) -> wire.LeaseView:
     """Return a lease that has ended, and why."""
-    return lease_view(replace(lease, state="ended", why=reason))
+    return lease_view(broker, replace(lease, state="ended", why=reason))
 
 
-def lease_view(lease: Lease) -> wire.LeaseView:
+def lease_view(broker: Broker, lease: Lease) -> wire.LeaseView:
     """Return one lease."""
     binding = lease.binding
-    holders = holders_of(lease) if lease.state != "ended" else []
+    holders = holders_of(broker, lease) if lease.state != "ended" else []
+    holds = lease.state not in {"queued", "ended"}
+    level, why_level = broker.access.level(lease) if holds else (None, None)
     until = None
     if isinstance(binding, ByTime):
         until = time.time() + binding.deadline - processes.boottime()
@@ -87,6 +101,9 @@ def lease_view(lease: Lease) -> wire.LeaseView:
         until=until,
         lost=list(lease.lost),
         asked=describe(lease.want),
+        enforcement=level,
+        enforcement_why=why_level,
+        users=[user_view(user) for user in lease.users],
         why=lease.why or None,
     )
 

@@ -1,0 +1,264 @@
+"""What clients ask of the ledger: permissions checked, parameters made into wishes, answers given."""
+
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import structlog
+
+from neurond import wire
+from neurond.daemon import views
+from neurond.daemon.broker import Broker, Waiter, Wish
+from neurond.daemon.server import Call, Handler, Peer
+from neurond.host import processes
+from neurond.ledger.errors import InvalidRequest, NoCapacity, NotAllowed
+from neurond.ledger.leases import Binding, ByConnection, ByContainer, ByProcess, ByTime, Lease, Owner, Want
+
+log = structlog.get_logger()
+
+GONE = "the client went away while it waited"
+LONGEST_NAME = 128
+MOST_CHIPS_NAMED = 4096
+MOST_WAITING = 1024
+"""How many requests of one user may wait at a time."""
+
+
+class Requests:
+    """Answers the calls about leases and chips."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.ledger = broker.ledger
+
+    def handlers(self) -> dict[str, Handler]:
+        """Return the functions that answer calls, by the method's name."""
+        return {
+            "Acquire": self._acquire,
+            "Adopt": self._adopt,
+            "Bind": self._bind,
+            "Release": self._release,
+            "Renew": self._renew,
+            "Environment": self._environment,
+            "ListChips": self._list_chips,
+            "ListLeases": self._list_leases,
+            "Watch": self.broker.watchers.watch,
+        }
+
+    # -- who may ----------------------------------------------------------------------------------------------------
+
+    def may_lease(self, peer: Peer) -> None:
+        """Raise NotAllowed unless the peer may hold chips."""
+        rules = self.broker.rules
+        if peer.uid in {0, rules.uid} or (rules.gid is not None and rules.gid in peer.groups):
+            return
+        hint = (
+            "join it (usermod -aG neuron) and log in again"
+            if rules.gid is not None
+            else "it does not exist here: groupadd --system neuron, then restart neurond"
+        )
+        raise NotAllowed(f"{processes.user_name(peer.uid)} may not lease chips: that takes the group neuron; {hint}")
+
+    def must_own(self, peer: Peer, lease: Lease, *, force: bool = False, reason: str = "") -> None:
+        """Raise NotAllowed unless the lease is the peer's, or the peer is root and says that and why it insists."""
+        if peer.uid == lease.owner.uid:
+            return
+        whose = f"lease {lease.id} belongs to {lease.owner.name}"
+        if peer.uid != 0:
+            others = "" if lease.owner.uid == 0 else f"{lease.owner.name} or "
+            raise NotAllowed(f"{whose}: only {others}root may")
+        if not force or not reason:
+            raise NotAllowed(f"{whose}: root may with --force --reason WHY")
+        log.warning("lease.forced", lease=lease.id, owner=lease.owner.name, reason=reason)
+
+    # -- calls ------------------------------------------------------------------------------------------------------
+
+    def _acquire(self, call: Call, request: wire.Acquire) -> Coroutine[Any, Any, None] | None:
+        self.may_lease(call.peer)
+        if request.enforce and call.peer.uid != 0:
+            raise NotAllowed("only root can set up a device filter, so only root may say that there is one")
+        wish = Wish(
+            want_of(request.count, request.chips, every=request.all, missing_ok=request.missing_ok),
+            owner_of(call.peer),
+            self._binding(call.peer, request.pid, request.ttl, connection_ok=True),
+            checked_name(request.name or ""),
+            seconds("wait", request.wait or 0),
+            request.ttl,
+            checked_name(request.key or "", "key"),
+            bool(request.enforce),
+        )
+        if not self.broker.is_known():
+            return self._acquire_when_known(call, request, wish)
+        self._ask(call, request, wish)
+        return None
+
+    async def _acquire_when_known(self, call: Call, request: wire.Acquire, wish: Wish) -> None:
+        await self.broker.known()
+        if not call.connection.gone:
+            self._ask(call, request, wish)
+
+    def _ask(self, call: Call, request: wire.Acquire, wish: Wish) -> None:
+        def granted(lease: Lease) -> None:
+            call.on_gone = None
+            env = views.environment(self.ledger, lease, self.broker.rules.lnc) if request.env else None
+            call.reply(wire.Acquired(lease.id, list(lease.chips), env), grants=lease.id)
+
+        waiter = Waiter(granted, call.fail)
+        earlier = self.ledger.by_key(wish.owner.uid, wish.key) if wish.key else None
+        if earlier is not None:
+            self._join(call, wish, earlier, waiter)
+            return
+        waiting = sum(1 for lease in self.ledger.queue.values() if lease.owner.uid == wish.owner.uid)
+        if waiting >= MOST_WAITING:
+            raise NoCapacity(f"{waiting} requests of {wish.owner.name} wait already, which is the limit for one user")
+        lease, reason = self.broker.ask(wish, waiter, call.connection)
+        if reason is None:
+            granted(lease)
+            return
+        call.on_gone = lambda: self.broker.leave(lease.id, waiter, GONE)
+        if call.more:
+            call.reply(wire.Acquired(lease.id, [], waiting=str(reason)), last=False)
+
+    def _join(self, call: Call, wish: Wish, earlier: Lease, waiter: Waiter) -> None:
+        """Answer a request whose key another one has already: the same wish gets the same lease."""
+        if earlier.want != wish.want or earlier.binding.kind != wish.binding.kind:
+            raise InvalidRequest(
+                f"the key {wish.key!r} belongs to lease {earlier.id}, which was asked for with other parameters"
+            )
+        if earlier.state == "queued":
+            self.broker.join(earlier.id, waiter)
+            call.on_gone = lambda: self.broker.leave(earlier.id, waiter, GONE)
+        else:
+            waiter.granted(earlier)
+
+    def _binding(self, peer: Peer, pid: int | None, ttl: float | None, *, connection_ok: bool = False) -> Binding:
+        if pid is not None and ttl is not None:
+            raise InvalidRequest("a lease is bound to a process or to a time limit, not to both")
+        if ttl is not None:
+            return ByTime(processes.boottime() + seconds("ttl", ttl, least=0.001))
+        if pid is None:
+            if connection_ok:
+                return ByConnection(peer.pid)
+            raise InvalidRequest("bind a lease to what? A process or a time limit")
+        pid = pid or peer.pid  # pid 0 is the caller, whatever its own pid namespace calls it
+        try:
+            ticks, uid = processes.start_ticks(pid), processes.owner_of(pid)
+        except processes.ProcessGone as error:
+            raise InvalidRequest(f"{error}: a lease needs a living process to be bound to") from None
+        if peer.uid not in {0, uid}:
+            owner = processes.user_name(uid)
+            raise NotAllowed(f"process {pid} belongs to {owner}: bind a lease to a process of your own")
+        return ByProcess(pid, ticks)
+
+    async def _adopt(self, call: Call, request: wire.Adopt) -> wire.Acquired:
+        self.may_lease(call.peer)
+        binding = self._binding(call.peer, request.pid, None)
+        assert isinstance(binding, ByProcess)  # noqa: S101 - tells mypy
+        await self.broker.usage.look()
+        users = self.ledger.foreign
+        chips = tuple(index for index, who in sorted(users.items()) if any(u.pid == binding.pid for u in who))
+        if not chips:
+            raise InvalidRequest(f"process {binding.pid} has no chip open that it does not hold a lease for")
+        lease = self.broker.adopt(owner_of(call.peer), binding, chips, checked_name(request.name or ""))
+        await self.broker.recorded(lease.id)
+        await self.broker.usage.look()
+        return wire.Acquired(lease.id, list(lease.chips))
+
+    def _bind(self, call: Call, request: wire.Bind) -> wire.Done:
+        lease = self.ledger.get(request.lease)
+        self.must_own(call.peer, lease)
+        _refuse_container(lease)
+        if lease.state != "active":
+            raise InvalidRequest(f"lease {lease.id} is {lease.state}: only an active lease can be bound to another")
+        self.broker.happened(self.ledger.bind(lease.id, self._binding(call.peer, request.pid, request.ttl)))
+        return wire.Done()
+
+    def _release(self, call: Call, request: wire.Release) -> wire.Released:
+        lease = self.ledger.get(request.lease)
+        reason = checked_name(request.reason or "", "reason")
+        self.must_own(call.peer, lease, force=bool(request.force), reason=reason)
+        _refuse_container(lease)
+        by = processes.user_name(call.peer.uid)
+        self.broker.binding_ended(lease.id, f"released by {by}" + (f": {reason}" if reason else ""))
+        left = self.ledger.leases.get(lease.id)
+        return wire.Released(left.state if left else "ended")
+
+    def _renew(self, call: Call, request: wire.Renew) -> wire.Renewed:
+        lease = self.ledger.get(request.lease)
+        self.must_own(call.peer, lease, force=bool(request.force), reason=checked_name(request.reason or "", "reason"))
+        if not isinstance(lease.binding, ByTime):
+            raise InvalidRequest(f"lease {lease.id} has no time limit: it is bound to a {lease.binding.kind}")
+        if lease.state != "active":
+            raise InvalidRequest(f"lease {lease.id} is {lease.state}: only an active lease can be renewed")
+        ttl = seconds("ttl", request.ttl, least=0.001)
+        self.broker.happened(self.ledger.bind(lease.id, ByTime(processes.boottime() + ttl)))
+        return wire.Renewed(time.time() + ttl)
+
+    def _environment(self, call: Call, request: wire.OfLease) -> wire.Environment:
+        lease = self.ledger.get(request.lease)
+        if call.peer.uid != 0:
+            self.must_own(call.peer, lease)
+        env = views.environment(self.ledger, lease, self.broker.rules.lnc)
+        return wire.Environment(lease.id, list(lease.chips), env)
+
+    def _list_chips(self, call: Call, request: wire.Nothing) -> wire.Chips:
+        del call, request
+        held = {index for lease in self.ledger.leases.values() for index in lease.chips}
+        indices = sorted(self.ledger.chips.keys() | held)
+        return wire.Chips(
+            self.ledger.instance_type,
+            self.ledger.topology.shape,
+            [views.chip_view(self.broker, index) for index in indices],
+            self.broker.rules.note(),
+        )
+
+    def _list_leases(self, call: Call, request: wire.ListLeases) -> wire.Leases:
+        del call
+        ended = self.ledger.ended if request.ended else ()
+        living = (*self.ledger.leases.values(), *self.ledger.queue.values())
+        return wire.Leases(
+            [views.ended_view(self.broker, lease, reason) for lease, reason in ended]
+            + [views.lease_view(self.broker, lease) for lease in living]
+        )
+
+
+def _refuse_container(lease: Lease) -> None:
+    """Raise InvalidRequest for a lease whose container may run: its chips can't be taken out of it."""
+    if isinstance(lease.binding, ByContainer) and lease.state == "active":
+        name = lease.binding.name or f"of lease {lease.id}"
+        raise InvalidRequest(
+            f"lease {lease.id} ends with its container: neurond container stop {lease.id} (or docker stop {name})"
+        )
+
+
+def owner_of(peer: Peer) -> Owner:
+    """Return the peer as the owner of a lease."""
+    return Owner(peer.uid, processes.user_name(peer.uid))
+
+
+def want_of(count: int | None, chips: list[int] | None, *, every: bool | None, missing_ok: bool | None) -> Want:
+    """Make the ledger's request of what came over the wire. Raises InvalidRequest."""
+    if (count is not None) + (chips is not None) + bool(every) != 1:
+        raise InvalidRequest("ask for chips in one way: by count (-n), by number (--chips) or --all")
+    if count is not None and count < 1:
+        raise InvalidRequest(f"{count} chips asked: ask for at least 1")
+    if chips is not None and (not chips or min(chips) < 0):
+        raise InvalidRequest(
+            f"chips {','.join(map(str, chips)) or 'none'} asked: name chips by their numbers, from 0 on"
+        )
+    if chips is not None and len(chips) > MOST_CHIPS_NAMED:
+        raise InvalidRequest(f"{len(chips)} chips named: no host has as many")
+    return Want(count or 0, tuple(chips or ()), bool(every), bool(missing_ok))
+
+
+def seconds(what: str, value: float, least: float = 0) -> float:
+    """Check a number of seconds. Raises InvalidRequest."""
+    if not least <= value <= wire.MAX_WAIT:
+        raise InvalidRequest(f"{what} of {value:g} s: between {least:g} and {wire.MAX_WAIT:g} s are possible")
+    return value
+
+
+def checked_name(name: str, what: str = "name") -> str:
+    """Check a text that people will see on their terminals. Raises InvalidRequest."""
+    if len(name) > LONGEST_NAME or not name.isprintable():
+        raise InvalidRequest(f"a {what} has at most {LONGEST_NAME} printable characters")
+    return name
