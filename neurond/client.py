@@ -11,6 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 INTERFACE = "io.neurond"
+SLOW = {"RunContainer", "StopContainer", "ContainerLogs", "Watch"}
+"""Methods whose first reply may take its time: a container's grace, an image that is there, an event to come."""
+PATIENCE = 60.0
+"""Seconds that the first reply to any other may take before the daemon is taken not to answer."""
 DEFAULT_ADDRESS = "unix:///run/neurond/neurond.sock"
 
 
@@ -75,14 +79,22 @@ class Client:
     def _replies(self, method: str, parameters: dict[str, Any], *, more: bool) -> Iterator[dict[str, Any]]:
         call = {"method": f"{INTERFACE}.{method}", "parameters": parameters, "more": more}
         try:
-            self._socket.sendall(json.dumps(call).encode() + b"\0")
+            message = json.dumps(call, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise NeurondError("InvalidRequest", {"message": "an argument is no UTF-8 text"}) from None
+        try:
+            self._socket.settimeout(None if method in SLOW else PATIENCE)
+            self._socket.sendall(message + b"\0")
             while True:
                 reply = json.loads(self._message())
+                self._socket.settimeout(None)
                 if "error" in reply:
                     raise NeurondError(reply["error"].rpartition(".")[2], reply.get("parameters") or {})
                 yield reply.get("parameters") or {}
                 if not reply.get("continues"):
                     return
+        except TimeoutError:
+            raise Unreachable(f"neurond does not answer: it took the call and was silent for {PATIENCE:g} s") from None
         except OSError as error:
             raise Unreachable(f"the connection to neurond broke: {error.strerror or error}") from None
 

@@ -5,20 +5,24 @@ Each verb lives in one of the modules beside this one and is imported when it is
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from neurond.client import NeurondError, Unreachable
+from neurond.ledger.words import printable
 
 VERBS = {
     "run": ("leases", "lease chips, then run a command on them"),
     "acquire": ("leases", "lease chips for a script"),
     "renew": ("leases", "let a lease with a time limit go on"),
     "release": ("leases", "give a lease back"),
+    "bind": ("leases", "hand a lease over to another process or a time limit"),
+    "adopt": ("leases", "turn a running use of chips into a lease"),
     "env": ("leases", "print the environment of a lease"),
     "ls": ("show", "show the chips"),
     "ps": ("show", "show the leases"),
     "watch": ("show", "follow what happens"),
+    "check": ("show", "compare the ledger with processes, nodes and containers"),
     "container": ("containers", "run, list, stop containers on leased chips, read their output"),
     "serve": ("serve", "run the daemon"),
     "simulate": ("simulate", "pull and plug chips of a simulated host"),
@@ -64,6 +68,22 @@ class Exit(Exception):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code."""
+    for name in ("stdout", "stderr"):  # one that was closed is None
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - for the rest of the process
+    try:
+        try:
+            return _main(arguments)
+        finally:
+            sys.stdout.flush()  # while an error can still be handled; argparse leaves by SystemExit after its help
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered can't be said any more
+        if isinstance(error, BrokenPipeError):
+            return 128 + 13
+        return _say(Exception(f"cannot write to stdout: {error.strerror}"), FAILED)
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     while len(given) > 1 and given[0] in {"-H", "--host"}:
         os.environ["NEUROND_HOST"] = given[1]
@@ -91,23 +111,39 @@ def usage() -> str:
 def _run(verb: str, arguments: Sequence[str]) -> int:
     try:
         return int(getattr(import_module(f"neurond.cli.{VERBS[verb][0]}"), verb)(arguments))
-    except Exit as end:
-        return _say(end, end.code)
-    except NeurondError as error:
-        code = EXIT_CODES.get(error.kind) or FAILED
-        if code == FAILED and verb in LAUNCHING:
-            code = int(error.parameters.get("exit_code", FAILED_BEFORE_START))
-        return _say(error, code)
-    except Unreachable as error:
-        return _say(error, UNREACHABLE)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more to say, nobody to read it
-        return 128 + 13
+    except (Exit, NeurondError, Unreachable) as error:
+        return _say(error, exit_code_of(verb, error))
     except KeyboardInterrupt:
         return 128 + 2
 
 
+def exit_code_of(verb: str, error: Exit | NeurondError | Unreachable) -> int:
+    """Return the exit code that an error gives a verb."""
+    if isinstance(error, Exit):
+        return error.code
+    if isinstance(error, Unreachable):
+        return UNREACHABLE
+    code = EXIT_CODES.get(error.kind, FAILED)
+    if code == FAILED and verb in LAUNCHING:
+        code = int(error.parameters.get("exit_code", FAILED_BEFORE_START))
+    return code
+
+
+def for_each(names: Sequence[str], work: Callable[[str], object]) -> None:
+    """Do something to each of these, the others too when one fails; raise what went wrong first at the end."""
+    failures: list[NeurondError] = []
+    for name in names:
+        try:
+            work(name)
+        except NeurondError as error:
+            failures.append(error)
+    for later in failures[1:]:
+        _say(later, FAILED)
+    if failures:
+        raise failures[0]
+
+
 def _say(error: Exception, code: int) -> int:
     if str(error):
-        print(f"neurond: {error}", file=sys.stderr)
+        print(f"neurond: {printable(str(error))}", file=sys.stderr)
     return code

@@ -10,11 +10,12 @@ from argparse import REMAINDER
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from neurond.cli import FAILED_BEFORE_START, USAGE, Exit
+from neurond.cli import FAILED_BEFORE_START, USAGE, Exit, for_each
 from neurond.cli.leases import with_conflict_code
 from neurond.cli.options import Parser, add_chips, wish
-from neurond.cli.tables import print_table, ranges
+from neurond.cli.tables import print_table
 from neurond.client import Client, NeurondError, Unreachable
+from neurond.ledger.words import ranges
 
 
 def container(arguments: Sequence[str]) -> int:
@@ -30,9 +31,9 @@ def container(arguments: Sequence[str]) -> int:
 def run(arguments: Sequence[str]) -> int:
     """Launch a container; in the foreground its output and its exit code are ours."""
     options = run_parser().parse(arguments)
-    if not options.image:
+    if options.image in ([], ["--"]):
         raise Exit(USAGE, "run which image? neurond container run -n 1 IMAGE [CMD ...]")
-    image, *command = options.image
+    image, *command = options.image[1:] if options.image[:1] == ["--"] else options.image
     if image.startswith("/dev/"):
         raise Exit(USAGE, f"{image} stands where the image should: chips are asked for with -n N or --chips 0,1")
     parameters = wish(options) | {
@@ -218,7 +219,7 @@ def ls(arguments: Sequence[str]) -> int:
                     row["image"],
                     row["status"] + ("" if row["exit_code"] is None else f" ({row['exit_code']})"),
                     row["lease"] or "",
-                    ranges(row["chips"]),
+                    ranges(row["chips"]) if row["chips"] else "",
                     row["owner"] or "",
                 ]
                 for row in rows
@@ -234,10 +235,13 @@ def stop(arguments: Sequence[str]) -> int:
     parser.add_argument("container", nargs="+", help="name, id or lease")
     parser.add_argument("-t", "--time", type=int, default=10, metavar="SECONDS", help="the grace (default: 10)")
     options = parser.parse(arguments)
+
+    def stop_one(name: str) -> None:
+        client.call("StopContainer", container=name, timeout=options.time)
+        print(name)
+
     with Client(options.host) as client:
-        for name in options.container:
-            client.call("StopContainer", container=name, timeout=options.time)
-            print(name)
+        for_each(options.container, stop_one)
     return 0
 
 

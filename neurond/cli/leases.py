@@ -8,10 +8,21 @@ from argparse import REMAINDER
 from collections.abc import Sequence
 from typing import Any
 
-from neurond.cli import FAILED_BEFORE_START, NO_CAPACITY, NOT_EXECUTABLE, NOT_FOUND, USAGE, Exit
+from neurond.cli import (
+    FAILED_BEFORE_START,
+    NO_CAPACITY,
+    NOT_ALLOWED,
+    NOT_EXECUTABLE,
+    NOT_FOUND,
+    USAGE,
+    Exit,
+    exit_code_of,
+    for_each,
+)
 from neurond.cli.options import Parser, add_chips, duration, wish
-from neurond.client import Client, NeurondError
+from neurond.client import Client, NeurondError, Unreachable
 from neurond.ledger.cores import contradiction
+from neurond.ledger.words import printable
 
 VISIBLE_CORES = "NEURON_RT_VISIBLE_CORES"
 
@@ -21,21 +32,29 @@ def run(arguments: Sequence[str]) -> int:
     parser = Parser("run", "Lease chips and run a command on them; the lease ends with the command.")
     add_chips(parser, "-w")
     parser.add_argument("--name", help="a name for people (default: the command's)")
+    parser.add_argument(
+        "--enforce", action="store_true", help="confine the command to its chips by a device filter (root, systemd)"
+    )
     parser.add_argument("command", nargs=REMAINDER, metavar="-- CMD ...", help="the command and its arguments")
     options = parser.parse(arguments)
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         raise Exit(USAGE, "run what? neurond run -n 1 -- python train.py")
     program = find_program(command[0])
+    if options.enforce:
+        find_program("systemd-run")
     with Client(options.host) as client:
-        name = options.name if options.name is not None else os.path.basename(command[0])[:128]
-        lease = acquire_with(client, options, pid=0, name=name, env=True)
+        name = options.name if options.name is not None else printable(os.path.basename(command[0]))[:128]
+        lease = acquire_with(client, options, pid=0, name=name, env=True, enforce=options.enforce)
         environment = os.environ | lease["env"]
         if os.environ.get(VISIBLE_CORES) and VISIBLE_CORES in lease["env"]:
             wrong = contradiction(os.environ[VISIBLE_CORES], map(int, lease["env"][VISIBLE_CORES].split(",")))
             if wrong:
-                raise Exit(FAILED_BEFORE_START, wrong)
+                raise Exit(USAGE, wrong)
             environment[VISIBLE_CORES] = os.environ[VISIBLE_CORES]
+        if options.enforce:
+            command = [*confined(client, lease["chips"]), *command]
+            program = find_program(command[0])
         sys.stdout.flush()
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these two, a command must not
             signal.signal(number, signal.SIG_DFL)
@@ -44,6 +63,20 @@ def run(arguments: Sequence[str]) -> int:
         except OSError as error:
             code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
             raise Exit(code, f"{command[0]}: {error.strerror}") from None
+
+
+def confined(client: Client, chips: Sequence[int]) -> list[str]:
+    """Return the beginning of a command that runs in a scope of its own, which can open no chip but these.
+
+    systemd-run moves itself into the scope and becomes the command, so the lease's process stays the same.
+    """
+    if os.geteuid() != 0:
+        raise Exit(NOT_ALLOWED, "--enforce sets up a device filter, which only root may")
+    if not os.path.isdir("/run/systemd/system"):
+        raise Exit(FAILED_BEFORE_START, "--enforce needs systemd as the init of this host, which it is not")
+    nodes = {chip["neuron_device"]: chip["node"] for chip in client.call("ListChips")["chips"]}
+    allowed = [f"--property=DeviceAllow={nodes[chip]} rw" for chip in chips]
+    return ["systemd-run", "--scope", "--quiet", "--property=DevicePolicy=closed", *allowed, "--"]
 
 
 def acquire(arguments: Sequence[str]) -> int:
@@ -58,22 +91,37 @@ def acquire(arguments: Sequence[str]) -> int:
     bound.add_argument("--ttl", type=duration, metavar="DUR", help="end the lease after this time (renew prolongs it)")
     bound.add_argument("--hold-pid", type=int, metavar="PID", help="end the lease with this process")
     parser.add_argument("--name", default="", help="a name for people")
+    parser.add_argument("--key", help="your own name for this request: asking again with it gives the same lease")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--env", action="store_true", help="print shell commands that set the environment")
     form.add_argument("-j", "--json", action="store_true", help="print an object with lease, chips and env")
     options = parser.parse(arguments)
-    if options.hold_pid is not None and options.hold_pid < 1:
-        raise Exit(USAGE, f"--hold-pid {options.hold_pid}: no process has that number")
+    check_pid("--hold-pid", options.hold_pid)
     pid = None if options.ttl is not None else options.hold_pid or calling_process()
-    with Client(options.host) as client:
-        lease = acquire_with(client, options, pid=pid, ttl=options.ttl, name=options.name, env=True)
+    more = {"pid": pid, "ttl": options.ttl, "name": options.name, "key": options.key, "env": True}
+    try:
+        with Client(options.host) as client:
+            lease = acquire_with(client, options, **more)
+            try:
+                print_lease(lease, options)
+            except OSError:  # a lease that nobody hears of is no use to anybody
+                client.call("Release", lease=lease["lease"])
+                raise
+    except (Exit, NeurondError, Unreachable) as error:
+        if options.env:
+            print(f"(exit {exit_code_of('acquire', error)})")  # so that eval fails, and not only this command
+        raise
+    return 0
+
+
+def print_lease(lease: dict[str, Any], options: Any) -> None:
+    """Print a lease in the form that was asked for."""
     if options.json:
-        print(json.dumps({key: lease[key] for key in ("lease", "chips", "env")}))
+        print(json.dumps({key: lease[key] for key in ("lease", "chips", "env")}), flush=True)
     elif options.env:
         print_exports(lease["env"])
     else:
-        print(lease["lease"])
-    return 0
+        print(lease["lease"], flush=True)
 
 
 def renew(arguments: Sequence[str]) -> int:
@@ -81,9 +129,10 @@ def renew(arguments: Sequence[str]) -> int:
     parser = Parser("renew", "Let a lease with a time limit end this time from now.")
     parser.add_argument("lease")
     parser.add_argument("--ttl", type=duration, metavar="DUR", required=True)
+    add_force(parser)
     options = parser.parse(arguments)
     with Client(options.host) as client:
-        client.call("Renew", lease=options.lease, ttl=options.ttl)
+        client.call("Renew", lease=options.lease, ttl=options.ttl, force=options.force, reason=options.reason)
     return 0
 
 
@@ -91,19 +140,57 @@ def release(arguments: Sequence[str]) -> int:
     """Give leases back."""
     parser = Parser("release", "Give leases back. A chip is free once no process has it open any more.")
     parser.add_argument("lease", nargs="+")
+    add_force(parser)
     options = parser.parse(arguments)
-    first: NeurondError | None = None
     with Client(options.host) as client:
-        for lease in options.lease:
-            try:
-                client.call("Release", lease=lease)
-            except NeurondError as error:  # the others are given back all the same
-                if first is not None:
-                    print(f"neurond: {error}", file=sys.stderr)
-                first = first or error
-    if first is not None:
-        raise first
+        for_each(
+            options.lease, lambda lease: client.call("Release", lease=lease, force=options.force, reason=options.reason)
+        )
     return 0
+
+
+def bind(arguments: Sequence[str]) -> int:
+    """Hand a lease over."""
+    parser = Parser("bind", "Hand a lease over to another process or to a time limit, in one step.")
+    parser.add_argument("lease")
+    bound = parser.add_mutually_exclusive_group(required=True)
+    bound.add_argument("--ttl", type=duration, metavar="DUR", help="end the lease after this time")
+    bound.add_argument("--hold-pid", type=int, metavar="PID", help="end the lease with this process")
+    options = parser.parse(arguments)
+    check_pid("--hold-pid", options.hold_pid)
+    with Client(options.host) as client:
+        client.call("Bind", lease=options.lease, pid=options.hold_pid, ttl=options.ttl)
+    return 0
+
+
+def adopt(arguments: Sequence[str]) -> int:
+    """Turn a running use of chips into a lease."""
+    parser = Parser("adopt", "Turn the use of chips without a lease into a lease in place. Prints the lease.")
+    whose = parser.add_mutually_exclusive_group(required=True)
+    whose.add_argument("--pid", type=int, help="a process of your own that has chips open")
+    whose.add_argument("--container", help="a running container that was given chips")
+    parser.add_argument("--name", default="", help="a name for people")
+    options = parser.parse(arguments)
+    check_pid("--pid", options.pid)
+    with Client(options.host) as client:
+        if options.container is not None:
+            lease = client.call("AdoptContainer", container=options.container)
+        else:
+            lease = client.call("Adopt", pid=options.pid, name=options.name)
+    print(lease["lease"])
+    return 0
+
+
+def check_pid(option: str, pid: int | None) -> None:
+    """Raise Exit for what can't be a process: on the wire, 0 would be this command itself."""
+    if pid is not None and pid < 1:
+        raise Exit(USAGE, f"{option} {pid}: no process has that number")
+
+
+def add_force(parser: Parser) -> None:
+    """Add what root needs to meddle with somebody else's lease."""
+    parser.add_argument("--force", action="store_true", help="do so with another user's lease (root)")
+    parser.add_argument("--reason", metavar="WHY", help="why, for the log")
 
 
 def env(arguments: Sequence[str]) -> int:
@@ -146,13 +233,15 @@ def find_program(name: str) -> str:
     found = None
     for directory in [""] if "/" in name else os.environ.get("PATH", os.defpath).split(os.pathsep):
         path = os.path.join(directory, name)
-        if os.path.isfile(path):
+        if "/" in name and os.path.isdir(path):
+            raise Exit(NOT_EXECUTABLE, f"{path}: is a directory")
+        if name and os.path.isfile(path):
             if os.access(path, os.X_OK):
                 return path
             found = path
     if found:
         raise Exit(NOT_EXECUTABLE, f"{found}: not executable")
-    raise Exit(NOT_FOUND, f"{name}: command not found")
+    raise Exit(NOT_FOUND, f"{name or repr(name)}: command not found")
 
 
 def calling_process() -> int:
@@ -171,5 +260,4 @@ def calling_process() -> int:
 
 def print_exports(environment: dict[str, str]) -> None:
     """Print shell commands that set these variables; their values have no quotes in them."""
-    for name, value in environment.items():
-        print(f"export {name}='{value}'")
+    print("".join(f"export {name}='{value}'\n" for name, value in environment.items()), end="", flush=True)

@@ -29,7 +29,7 @@ class Parser(argparse.ArgumentParser):
         return self.parse_args([*self._from_environment(arguments), *arguments])
 
     def _from_environment(self, arguments: Sequence[str]) -> list[str]:
-        own = list(arguments[: arguments.index("--")] if "--" in arguments else arguments)
+        own = self._own(arguments)
         found: list[str] = []
         for action in self._actions:
             long = next((name for name in action.option_strings if name.startswith("--")), None)
@@ -41,6 +41,17 @@ class Parser(argparse.ArgumentParser):
             else:
                 found.append(f"{long}={value}")
         return found
+
+    def _own(self, arguments: Sequence[str]) -> list[str]:
+        """Return what stands before `--`, or before the first word of a command that takes all the rest."""
+        own = list(arguments[: arguments.index("--")] if "--" in arguments else arguments)
+        if not any(action.nargs == argparse.REMAINDER for action in self._actions):
+            return own
+        at = 0
+        while at < len(own) and own[at].startswith("-"):
+            action = self._option_string_actions.get(own[at])
+            at += 2 if action is not None and action.nargs is None else 1
+        return own[:at]
 
     def _given(self, action: argparse.Action, arguments: Sequence[str]) -> bool:
         """Tell whether the option, or one that excludes it, stands on the command line."""
@@ -74,7 +85,7 @@ def add_chips(parser: argparse.ArgumentParser, *wait_names: str) -> None:
     parser.add_argument(
         "-E",
         "--conflict-exit-code",
-        type=int,
+        type=exit_code,
         metavar="CODE",
         help="exit code when the chips are not to be had (default: 75)",
     )
@@ -90,6 +101,13 @@ def wish(options: argparse.Namespace) -> dict[str, Any]:
         "wait": wait,
         "missing_ok": options.wait is not None,
     }
+
+
+def exit_code(text: str) -> int:
+    """Read an exit code, 0 to 255."""
+    if not text.isdecimal() or int(text) > 255:
+        raise argparse.ArgumentTypeError(f"{text!r} is no exit code: 0 to 255 are possible")
+    return int(text)
 
 
 def chip_list(text: str) -> list[int]:

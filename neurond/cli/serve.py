@@ -1,9 +1,13 @@
 """serve: the one verb that becomes the daemon."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from neurond.cli.options import Parser
+
+LONGEST_SOCKET_PATH = 107
+"""Bytes, without the final NUL (unix(7))."""
 
 
 def serve(arguments: Sequence[str]) -> int:
@@ -27,6 +31,18 @@ def serve(arguments: Sequence[str]) -> int:
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     add("--log-format", choices=("auto", "json", "text"), default="auto", help="auto is text on a terminal, else JSON")
     options = parser.parse(arguments)
+    if options.simulate == "":
+        parser.error("--simulate: of which instance type?")
+    if str(options.runtime_dir) == ".":
+        parser.error("--runtime-dir: give a directory of neurond's own, as /run/neurond")
+    socket = options.runtime_dir.absolute() / "neurond.sock"
+    if len(os.fsencode(socket)) > LONGEST_SOCKET_PATH:
+        parser.error(
+            f"--runtime-dir: the socket {socket} would have a path of {len(os.fsencode(socket))} bytes, "
+            f"and {LONGEST_SOCKET_PATH} are possible"
+        )
+    if "://" not in options.docker:
+        parser.error(f"--docker {options.docker}: an address is of the form unix:///var/run/docker.sock")
     from neurond.daemon import service
 
     return service.serve(

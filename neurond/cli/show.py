@@ -8,8 +8,9 @@ from typing import Any
 
 from neurond.cli import NO_SUCH, USAGE, Exit
 from neurond.cli.options import Parser
-from neurond.cli.tables import clock, paint, print_table, printable, ranges, want_colour
+from neurond.cli.tables import clock, paint, print_table, want_colour
 from neurond.client import Client, Unreachable
+from neurond.ledger.words import printable, ranges
 
 Row = dict[str, Any]
 
@@ -30,7 +31,7 @@ def ls(arguments: Sequence[str]) -> int:
         known = {chip["neuron_device"] for chip in chips}
         unknown = sorted(set(options.chip) - known)
         if unknown:
-            raise Exit(NO_SUCH, f"no chip {unknown[0]} on this host (have {ranges(sorted(known)) or 'none'})")
+            raise Exit(NO_SUCH, f"no chip {unknown[0]} on this host (have {ranges(known)})")
         chips = [chip for chip in chips if chip["neuron_device"] in options.chip]
     if options.json:
         print(json.dumps(chips))
@@ -39,9 +40,9 @@ def ls(arguments: Sequence[str]) -> int:
         print(f"neurond: {reply['note']}", file=sys.stderr)
     colour = want_colour(options.color)
     if options.topology:
-        draw(reply["instance_type"], reply["shape"], chips, colour=colour)
+        draw(reply["instance_type"], reply["shape"], reply["chips"], colour=colour)
     elif chips:
-        header = ["CHIP", "STATE", "LEASE", "OWNER", "SINCE", "HOLDER"]
+        header = ["CHIP", "STATE", "LEASE", "OWNER", "LEVEL", "SINCE", "HOLDER"]
         wide = ["NODE", "DEVICE", "CORES", "MEMORY", "LINKS", "NAME"] if options.wide else []
         print_table(
             header + wide,
@@ -53,12 +54,15 @@ def ls(arguments: Sequence[str]) -> int:
 
 def chip_row(chip: Row) -> list[str]:
     """Return the cells of one chip."""
-    holders = ", ".join(holder_text(holder) for holder in chip["holders"])
+    holders = ", ".join(map(holder_text, chip["holders"]))
+    if chip["lease"] and chip["foreign"]:
+        holders = f"{holders}{'; ' if holders else ''}also {', '.join(map(holder_text, chip['foreign']))}"
     return [
         str(chip["neuron_device"]),
         chip["state"],
         chip["lease"] or "",
-        chip["owner"] or "",
+        chip["owner"] or next((holder.get("user") or "" for holder in chip["holders"]), ""),
+        chip["enforcement"] or "",
         clock(chip["since"]),
         chip["problem"] or holders,
     ]
@@ -82,7 +86,8 @@ def holder_text(holder: Row) -> str:
     """Say who holds a chip: "4242 python train.py" or "container trainer"."""
     if holder.get("container") is not None:
         return f"container {holder['container'] or 'being created'}"
-    return f"{holder.get('pid')} {shorten(holder.get('command') or '', 60)}".strip()
+    where = f" in container {holder['container_id'][:12]}" if holder.get("container_id") else ""
+    return f"{holder.get('pid')} {shorten(holder.get('command') or '', 60)}{where}".strip()
 
 
 def shorten(text: str, most: int) -> str:
@@ -119,9 +124,10 @@ def binding_text(row: Row) -> str:
 COLUMNS: dict[str, Callable[[Row], str]] = {
     "lease": lambda row: row["lease"],
     "state": lambda row: row["state"],
-    "chips": lambda row: ranges(row["chips"]) or row["asked"],
+    "chips": lambda row: ranges(row["chips"]) if row["chips"] else row["asked"],
     "owner": lambda row: row["owner"],
     "binding": binding_text,
+    "level": lambda row: row["enforcement"] or "",
     "since": lambda row: clock(row["since"]),
     "name": lambda row: row["name"],
     "why": lambda row: row["why"] or (f"lost: {ranges(row['lost'])}" if row["lost"] else ""),
@@ -131,7 +137,7 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "until": lambda row: clock(row["until"]),
     "asked": lambda row: row["asked"],
 }
-USUAL_COLUMNS = ["lease", "state", "chips", "owner", "binding", "since", "name", "why"]
+USUAL_COLUMNS = ["lease", "state", "chips", "owner", "binding", "level", "since", "name", "why"]
 FILTERS = ("lease", "state", "owner", "binding", "name", "container")
 
 
@@ -180,6 +186,8 @@ def watch(arguments: Sequence[str]) -> int:
     parser.add_argument("-j", "--json", action="store_true", help="print one object a line")
     parser.add_argument("--count", type=int, help=SUPPRESS)
     options = parser.parse(arguments)
+    if options.since is not None and options.since < 0:
+        raise Exit(USAGE, f"--since {options.since}: events are numbered from 1 on, and 0 is all that are kept")
     with Client(options.host) as client:
         for number, reply in enumerate(client.stream("Watch", since=options.since), start=1):
             event = reply["event"]
@@ -202,10 +210,29 @@ def event_text(event: Row) -> str:
         parts.append(f"chip {data['chip']['index']} {data['chip']['problem'] or ''}")
     if "index" in data:
         parts.append(f"chip {data['index']}")
+    if "users" in data:
+        named = [f"pid {user['pid']} ({user['user']}, {user['command']})" for user in data["users"]]
+        parts.append("used by " + ", ".join(named) if named else "used by nobody any more")
     if "binding" in data:
         parts.append(data["binding"]["kind"])
     parts.append(data.get("reason") or "")
     return printable(" ".join(part for part in parts if part))
+
+
+def check(arguments: Sequence[str]) -> int:
+    """Print every disagreement."""
+    parser = Parser(
+        "check", "Compare ledger, processes, nodes and containers now. Exit code 0 if they agree, 1 if not."
+    )
+    parser.add_argument("-j", "--json", action="store_true", help="print a list of objects")
+    options = parser.parse(arguments)
+    with Client(options.host) as client:
+        findings = client.call("Check")["findings"]
+    if options.json:
+        print(json.dumps(findings))
+    for finding in findings if not options.json else ():
+        print(printable(f"{finding['kind']}: {finding['sentence']}"))
+    return 1 if findings else 0
 
 
 def version(arguments: Sequence[str]) -> int:

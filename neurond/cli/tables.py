@@ -5,13 +5,10 @@ import sys
 import time
 from collections.abc import Sequence
 
+from neurond.ledger.words import printable
+
 COLOURS = {"free": "32", "leased": "33", "active": "33", "draining": "35", "queued": "36"}
 TROUBLE = "31"
-
-
-def printable(text: str) -> str:
-    """Return the text with nothing in it that a terminal would obey."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, colour: bool) -> None:
@@ -47,14 +44,3 @@ def clock(at: float | None) -> str:
     then = time.localtime(at)
     same_day = then[:3] == time.localtime()[:3]
     return time.strftime("%H:%M:%S" if same_day else "%Y-%m-%d %H:%M", then)
-
-
-def ranges(chips: Sequence[int]) -> str:
-    """Write chips as 0-3,8."""
-    parts: list[list[int]] = []
-    for chip in chips:
-        if parts and parts[-1][1] == chip - 1:
-            parts[-1][1] = chip
-        else:
-            parts.append([chip, chip])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
