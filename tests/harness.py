@@ -91,7 +91,11 @@ class Daemon:
     def close(self) -> None:
         """End the daemon, if it still runs, and take away what it leaves on the host."""
         if self.process is not None and self.process.poll() is None:
-            self.stop()
+            try:
+                self.stop()
+            except subprocess.TimeoutExpired:
+                self.kill()
+                raise
         nodes = self.directory / "sim/dev"
         if nodes.is_mount():
             subprocess.run(["umount", "--lazy", str(nodes)], check=True)
@@ -188,6 +192,8 @@ class PrivateEngine:
         assert self.process is not None
         self.process.terminate()
         self.process.wait(60)
+        mounts = [str(self.directory / "data"), str(self.directory / "exec/netns/default")]  # dockerd leaves these
+        subprocess.run(["umount", "--lazy", *mounts], capture_output=True, check=False)
 
     def docker(self, *arguments: str, check: bool = True, **kwargs: Any) -> "subprocess.CompletedProcess[str]":
         """Run the docker command."""

@@ -3,13 +3,13 @@
 import json
 import os
 import subprocess
-import sys
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.daemon.support import holding, node_of
 from tests.harness import NEUROND, PATIENCE, Daemon, eventually
 
 
@@ -95,21 +95,15 @@ def test_stopping_ends_no_lease(daemon: Daemon, sleeper: "subprocess.Popen[bytes
     assert chips_of(daemon) == [[0, 1, 2, 3]]
 
 
+@pytest.mark.root
 def test_a_lease_is_draining_still_after_a_restart(daemon: Daemon) -> None:
     """Chips that a child of the holder still has open stay withheld over a restart, until it closes them."""
-    if os.geteuid() != 0:
-        pytest.skip("real device nodes need root")
-    node = daemon.directory / "sim/dev/neuron0"
-    script = f"import os, sys; os.open({str(node)!r}, os.O_RDWR | os.O_NOCTTY); print(flush=True); sys.stdin.read()"
-    child = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert child.stdout is not None
-    child.stdout.readline()
     lease = daemon.call("Acquire", chips=[0], ttl=600)["lease"]
-    assert daemon.call("Release", lease=lease) == {"state": "draining"}
-    daemon.kill()
-    daemon.start()
-    assert daemon.states()[0] == "draining"
-    child.communicate()
+    with holding(node_of(daemon, 0)):
+        assert daemon.call("Release", lease=lease) == {"state": "draining"}
+        daemon.kill()
+        daemon.start()
+        assert daemon.states()[0] == "draining"
     eventually(daemon.all_free)
 
 
