@@ -1,0 +1,213 @@
+"""The ledger and the containers agree again after the daemon, the engine or the journal was lost."""
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.containers.support import (
+    IMAGE,
+    POLITE,
+    SOON,
+    STUBBORN,
+    held,
+    is_running,
+    launch,
+    ours,
+    wait_for_output,
+    wait_until_free,
+)
+from tests.harness import Daemon, PrivateEngine, eventually, short_directory
+
+pytestmark = pytest.mark.docker
+
+ROUNDS = 15
+STEP = 0.01
+"""Seconds by which the daemon is killed later in each round: up to 150 ms after the command was started."""
+
+
+# -- the daemon is killed ---------------------------------------------------------------------------------------------
+
+
+def test_lease_outlives_the_daemon(docker_daemon: Daemon, engine: PrivateEngine) -> None:
+    """After kill -9 the first answer of the next daemon knows the lease, and no chip of it is given away."""
+    container = launch(docker_daemon, "-n", "8", *STUBBORN)
+    before = docker_daemon.leases()
+    docker_daemon.kill()
+    docker_daemon.start()
+    assert docker_daemon.leases() == before
+    assert is_running(engine, container)
+    assert docker_daemon.cli("container", "run", "--all", "--no-wait", IMAGE, "true").returncode == 75
+    engine.docker("kill", container)
+    wait_until_free(docker_daemon)
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [("kill", "its container exited with 137"), ("rm --force", "its container was removed")],
+)
+def test_container_ended_meanwhile(docker_daemon: Daemon, engine: PrivateEngine, end: str, reason: str) -> None:
+    """A lease whose container went while the daemon was away is gone at the first answer, and the log says why."""
+    container = launch(docker_daemon, "-n", "4", *STUBBORN)
+    (lease,) = docker_daemon.leases()
+    docker_daemon.kill()
+    engine.docker(*end.split(), container)
+    docker_daemon.start()
+    assert docker_daemon.all_free()
+    (line,) = docker_daemon.logged("lease.draining")
+    assert (line["lease"], line["reason"]) == (lease["lease"], reason)
+
+
+def test_rm_is_kept_after_a_restart(docker_daemon: Daemon, engine: PrivateEngine) -> None:
+    """A container launched with --rm that ended while the daemon was away is removed by the next one."""
+    container = launch(docker_daemon, "-n", "1", "--rm", *STUBBORN)
+    docker_daemon.kill()
+    engine.docker("kill", container)
+    docker_daemon.start()
+    eventually(lambda: not ours(engine), SOON)
+
+
+def test_command_in_the_foreground_says_what_goes_on(docker_daemon: Daemon, engine: PrivateEngine) -> None:
+    """A command that loses the daemon says that the container goes on, and it does, with its chips."""
+    process = docker_daemon.spawn("container", "run", "-n", "1", *POLITE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    docker_daemon.kill()
+    _, errors = process.communicate(timeout=20)
+    (container,) = ours(engine)
+    assert process.returncode == 125
+    assert f"container {container[:12]} goes on, and keeps its chips" in errors
+    docker_daemon.start()
+    assert [lease["container_id"] for lease in docker_daemon.leases()] == [container]
+    assert is_running(engine, container)
+
+
+def test_daemon_killed_during_a_launch(docker_daemon: Daemon, engine: PrivateEngine) -> None:
+    """At whatever moment of a launch the daemon dies: then all that runs is leased, and all that is leased runs."""
+
+    def agree() -> bool:
+        """Tell whether the containers that run are those of the leases."""
+        running = engine.docker("ps", "--format", '{{.Label "io.neurond.lease"}}').stdout.split()
+        return {lease["lease"] for lease in docker_daemon.leases()} == set(running)
+
+    for number in range(ROUNDS):
+        launching = docker_daemon.spawn("container", "run", "-n", "1", *(["-d"] if number % 2 else []), *STUBBORN)
+        time.sleep(number * STEP)
+        docker_daemon.kill()
+        launching.communicate(timeout=20)
+        docker_daemon.start()
+        eventually(agree)
+    eventually(lambda: not ours(engine, "--filter", "status=created"), SOON)
+    assert agree()
+    assert held(docker_daemon), "no launch was far enough to be kept"
+    engine.docker("kill", *ours(engine, "--filter", "status=running"))
+    wait_until_free(docker_daemon)
+
+
+# -- the engine goes away ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own_engine() -> Iterator[PrivateEngine]:
+    """Give an engine that may be killed; whatever is left in it is removed."""
+    with short_directory() as directory:
+        engine = PrivateEngine(directory)
+        engine.start()
+        engine.make_image()
+        yield engine
+        assert engine.process is not None
+        if engine.process.poll() is not None:
+            engine.start()
+        left = engine.docker("ps", "--all", "--quiet").stdout.split()
+        if left:
+            engine.docker("rm", "--force", *left)
+        engine.stop()
+        mounts = [str(directory / "data"), str(directory / "exec/netns/default")]  # what a killed dockerd leaves
+        subprocess.run(["umount", "--lazy", *mounts], capture_output=True, check=False)
+
+
+def kill(engine: PrivateEngine) -> None:
+    """End an engine with SIGKILL; what runs in it runs on until it is started again."""
+    assert engine.process is not None
+    pid_file = engine.directory / "exec/containerd/containerd.pid"
+    containerd = Path("/proc", pid_file.read_text().strip(), "cmdline")
+    engine.process.kill()
+    engine.process.wait()
+    eventually(lambda: not containerd.exists() or not containerd.read_bytes())  # it dies with dockerd
+    pid_file.unlink()  # else dockerd takes one that nobody has waited for as alive
+
+
+def test_engine_killed_and_started(make_daemon: Callable[..., Daemon], own_engine: PrivateEngine) -> None:
+    """While the engine is away the chips of its containers stay leased; when it is back without them, they end."""
+    daemon = make_daemon("trn1.32xlarge", own_engine.url)
+    wait_for_output(own_engine, launch(daemon, "-n", "4", *POLITE), "ready")
+    before = daemon.leases()
+    kill(own_engine)
+    eventually(lambda: daemon.logged("engine.failed"))
+    assert daemon.leases() == before
+    assert len(held(daemon)) == 4
+    assert daemon.cli("run", "-n", "4", "--no-wait", "--", "true").returncode == 0
+    own_engine.start()  # it ends what it finds running, as live-restore is off
+    wait_until_free(daemon)
+    assert daemon.cli("container", "run", "--all", "--no-wait", IMAGE, "true").returncode == 0
+
+
+def test_engine_stopped_and_started(make_daemon: Callable[..., Daemon], own_engine: PrivateEngine) -> None:
+    """An engine that is stopped takes its containers with it: their leases end, and launches go on when it is back."""
+    daemon = make_daemon("trn1.32xlarge", own_engine.url)
+    wait_for_output(own_engine, launch(daemon, "-n", "4", *POLITE), "ready")
+    own_engine.stop()
+    own_engine.start()
+    wait_until_free(daemon)
+    assert daemon.cli("container", "run", "--all", "--no-wait", IMAGE, "true").returncode == 0
+
+
+def test_daemon_started_while_the_engine_is_away(make_daemon: Callable[..., Daemon], own_engine: PrivateEngine) -> None:
+    """A daemon that starts before the engine keeps the chips of the containers that it can't ask about."""
+    daemon = make_daemon("trn1.32xlarge", own_engine.url)
+    wait_for_output(own_engine, launch(daemon, "-n", "4", *POLITE), "ready")
+    before = daemon.leases()
+    daemon.kill()
+    kill(own_engine)
+    daemon.start()
+    assert daemon.leases() == before
+    own_engine.start()
+    wait_until_free(daemon)
+
+
+# -- the journal is damaged -------------------------------------------------------------------------------------------
+
+
+def damage_middle(content: bytes) -> bytes:
+    """Overwrite the middle third with garbage."""
+    third = len(content) // 3
+    return content[:third] + b"\xff" * third + content[2 * third :]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [damage_middle, lambda content: b"\xff" * len(content), lambda _: b""],
+    ids=["middle", "all of it", "emptied"],
+)
+def test_lease_is_rebuilt_from_its_container(
+    docker_daemon: Daemon, engine: PrivateEngine, damage: Callable[[bytes], bytes]
+) -> None:
+    """Where the journal can't be read, the lease of a running container is rebuilt, and the bad file is kept."""
+    container = launch(docker_daemon, "--chips", "4-7", "--name", "mine", *STUBBORN)
+    before = docker_daemon.leases()
+    docker_daemon.kill()
+    journal = docker_daemon.directory / "journal"
+    damaged = damage(journal.read_bytes())
+    journal.write_bytes(damaged)
+    docker_daemon.start()
+    same = ("lease", "state", "chips", "uid", "owner", "binding", "name", "container", "container_id")
+    assert [[lease[key] for key in same] for lease in docker_daemon.leases()] == [
+        [lease[key] for key in same] for lease in before
+    ]
+    assert [path.read_bytes() for path in docker_daemon.directory.glob("journal.*")] == [damaged]
+    assert docker_daemon.logged("journal.kept_aside")
+    assert docker_daemon.cli("container", "run", "--chips", "4-7", "--no-wait", IMAGE, "true").returncode == 75
+    engine.docker("kill", container)
+    wait_until_free(docker_daemon)
