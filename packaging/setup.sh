@@ -14,6 +14,7 @@ have_package_for() {
         docker.io) command -v dockerd && command -v docker ;;
         umockdev) command -v umockdev-run ;;
         busybox-static) [ -x /bin/busybox ] && ! ldd /bin/busybox ;;
+        acl) command -v setfacl ;;
         systemd) command -v systemd-analyze ;;
         python3-venv) find_python ;;
         *) false ;;
