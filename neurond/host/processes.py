@@ -232,7 +232,7 @@ def _mapped_devices(pid: int, devices: Collection[Device]) -> set[Device]:
             device = _device(f"/proc/{pid}/map_files/{area}")
             if device is not None and device in devices:
                 found.add(device)
-            elif device is None and not where.startswith("00:"):  # those without a disk come and go, and use again inodes
+            elif device is None and not where.startswith("00:"):  # those of no disk come and go
                 _plain_files.add((where, inode))
     return found
 
