@@ -211,7 +211,7 @@ class Containers:
             lease = await self._lease(call, want, request.name or "", wait)
         except EngineError as error:
             raise failed(error) from None
-        launch = self._launches[lease.id] = Launch(self._loop.create_future())
+        launch = self._launches[lease.id]
         try:
             return await self._launch(call, request, lease, launch)
         finally:
@@ -244,14 +244,22 @@ class Containers:
                 granted.set_result(outcome) if isinstance(outcome, Lease) else granted.set_exception(outcome)
 
         await self.broker.known()
+        if call.connection.gone:
+            raise NoSuchLease("the client went away before its request")
         waiter = Waiter(settle, settle)
         lease, reason = self.broker.ask(Wish(want, owner_of(call.peer), ByContainer(name), name, wait), waiter)
-        if reason is not None:
-            call.on_gone = lambda: self.broker.leave(lease.id, waiter, "the client went away while it waited")
-            tell_status(call, f"waiting: {reason}")
-            lease = await granted
-            call.on_gone = None
-        await self.broker.recorded(lease.id)
+        # From the first moment on, so that no look takes it for what a crash has left behind.
+        self._launches[lease.id] = Launch(self._loop.create_future())
+        try:
+            if reason is not None:
+                call.on_gone = lambda: self.broker.leave(lease.id, waiter, "the client went away while it waited")
+                tell_status(call, f"waiting: {reason}")
+                lease = await granted
+                call.on_gone = None
+            await self.broker.recorded(lease.id)
+        except BaseException:
+            del self._launches[lease.id]
+            raise
         return lease
 
     async def _launch(
