@@ -371,6 +371,7 @@ class Broker:
         self._bindings.forget(lease_id)
         self._draining_since.pop(lease_id, None)
         self._just_draining.discard(lease_id)
+        self._closed_once.discard(lease_id)
         self._left_over.pop(lease_id, None)
         self._ttls.pop(lease_id, None)
         lease, _ = self.ledger.ended[-1]

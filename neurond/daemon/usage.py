@@ -129,7 +129,7 @@ def belongs(seen: Seen, lease: Lease) -> bool:
         return bool(binding.id) and seen.user.container == binding.id
     if isinstance(binding, ByProcess | ByConnection) and binding.pid in seen.ancestors:
         return True
-    same_owner = seen.uid in {lease.owner.uid, GONE}
+    same_owner = seen.uid == lease.owner.uid
     return same_owner and (seen.lease == lease.id or binding.kind == "time" or lease.state != "active")
 
 
