@@ -112,11 +112,11 @@ def wait_in_line(connection: Raw, **parameters: Any) -> tuple[str, str]:
 
 
 @contextmanager
-def with_group_neuron(directory: Path) -> Iterator[Daemon]:
-    """Give a daemon that finds a group neuron in its /etc/group, which this host does not need to have."""
+def with_group_neuron(directory: Path, *, exists: bool = True) -> Iterator[Daemon]:
+    """Give a daemon that finds a group neuron in its /etc/group, or none, whatever this host has."""
     group = directory / "group"
     others = [line for line in Path("/etc/group").read_text().splitlines() if not line.startswith("neuron:")]
-    group.write_text("\n".join([*others, f"neuron:x:{NEURON}:"]) + "\n")
+    group.write_text("\n".join([*others, *([f"neuron:x:{NEURON}:"] if exists else [])]) + "\n")
     daemon = Daemon(directory / "grouped")
     daemon.prefix = ["unshare", "--mount", "sh", "-c", f'mount --bind {group} /etc/group && exec "$@"', "sh"]
     try:
