@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 import msgspec
 
 from neurond.ledger import errors
+from neurond.spec import Options
 
 INTERFACE = "io.neurond"
 VENDOR, PRODUCT, URL = "neurond", "neurond", "https://pypi.org/project/neurond/"
@@ -141,7 +142,8 @@ class Acquire(Parameters):
     `wait` is how many seconds to wait for capacity; with `more`, a reply says that and why the request waits. With
     `missing_ok` it also waits for chips that the host should have but has not now. `env` asks for the environment.
     Asking again with the same `key` gives the same lease. `enforce` says that the caller will confine itself to the
-    chips of the lease by a device filter.
+    chips of the lease by a device filter. `container` says that the process is, or becomes, a docker command that runs
+    or creates a container: the lease goes over to the container that carries its label.
     """
 
     count: int | None = None
@@ -155,6 +157,7 @@ class Acquire(Parameters):
     env: bool | None = None
     key: str | None = None
     enforce: bool | None = None
+    container: Literal["run", "create"] | None = None
 
 
 class Adopt(Parameters):
@@ -192,12 +195,19 @@ class Bind(Parameters):
 
 
 class Acquired(Message, omit_defaults=False):
-    """A lease and its chips, ascending. While the request waits, `waiting` says why and `chips` is empty."""
+    """A lease and its chips, ascending. While the request waits, `waiting` says why and `chips` is empty.
+
+    With `env` asked for, there is what a container takes as well: the `nodes` of the chips on the host, by number; the
+    name of the lease as a device (`cdi`), where the engine knows such names; and the `labels` that make it ours.
+    """
 
     lease: str
     chips: list[int]
     env: dict[str, str] | None = None
     waiting: str | None = None
+    nodes: dict[str, str] | None = None
+    cdi: str | None = None
+    labels: dict[str, str] | None = None
 
 
 class OfLease(Parameters):
@@ -236,11 +246,14 @@ class Released(Message):
 
 
 class Environment(Message, omit_defaults=False):
-    """The environment for a process that uses the lease's chips."""
+    """The environment for a process that uses the lease's chips; the rest is as in Acquired."""
 
     lease: str
     chips: list[int]
     env: dict[str, str]
+    nodes: dict[str, str]
+    cdi: str | None
+    labels: dict[str, str]
 
 
 class Watch(Parameters):
@@ -277,36 +290,55 @@ class About(Message, omit_defaults=False):
 # -- containers -----------------------------------------------------------------------------------------------------
 
 
-class ContainerRun(Parameters):
+class ContainerRun(Options):
     """Lease chips and start a container on them. Call it with `more`; see Progress for what comes back.
 
-    Options mean what they mean to `docker run`: `env` and `labels` are NAME=VALUE, `volumes` are SOURCE:PATH[:ro],
-    `ulimits` are NAME=SOFT[:HARD], `shm_size` is bytes or a number with b, k, m or g. `entrypoint` replaces that of the
-    image, "" removes it. `name` is the container's, and the lease's. With `detach` the reply comes when it runs.
+    Options mean what they mean to `docker run`. `name` is the container's, and the lease's. `inside` gives chips
+    another path inside, by their number. `pull` is as docker's: missing, always or never. With `detach` the reply comes
+    when it runs; `remove` has it removed when it has ended.
     """
 
-    image: str
-    command: list[str] | None = None
     count: int | None = None
     chips: list[int] | None = None
     all: bool | None = None
     wait: float | None = None
     missing_ok: bool | None = None
+    name: str | None = None
+    inside: dict[str, str] | None = None
+    pull: Literal["missing", "always", "never"] | None = None
     detach: bool | None = None
     remove: bool | None = None
-    name: str | None = None
+    core_numbering: Literal["none", "global", "local"] | None = None
+
+
+class ContainerCheck(Parameters):
+    """Ask whether a container with these options would get past its lease; everything is as given to `docker run`.
+
+    The fields are those that can matter: others need not be told.
+    """
+
+    image: str
+    count: int | None = None
+    chips: list[int] | None = None
+    all: bool | None = None
+    privileged: bool | None = None
+    devices: list[str] | None = None
+    cgroup_rules: list[str] | None = None
+    volumes: list[str] | None = None
+    mounts: list[str] | None = None
+    runtime: str | None = None
+    gpus: str | None = None
     env: list[str] | None = None
     labels: list[str] | None = None
-    volumes: list[str] | None = None
-    ulimits: list[str] | None = None
-    cap_add: list[str] | None = None
-    workdir: str | None = None
-    user: str | None = None
-    shm_size: str | None = None
-    network: str | None = None
-    ipc: str | None = None
-    entrypoint: str | None = None
-    core_numbering: Literal["none", "global", "local"] | None = None
+    restart: str | None = None
+
+
+class ContainerInput(Parameters):
+    """Send `data`, in base64, to the standard input of a container that is `interactive`; `eof` ends the input."""
+
+    container: str
+    data: str | None = None
+    eof: bool | None = None
 
 
 class Progress(Message):
@@ -336,6 +368,8 @@ class ContainerView(Message, omit_defaults=False):
     lease: str | None
     chips: list[int]
     owner: str | None
+    task: str | None
+    task_container: str | None
 
 
 class Containers(Message, omit_defaults=False):
@@ -365,7 +399,7 @@ class ContainerLogs(Parameters):
 class Method(NamedTuple):
     """The types of one method."""
 
-    parameters: type[Parameters]
+    parameters: type[msgspec.Struct]
     reply: type[Message]
 
 
@@ -384,6 +418,8 @@ METHODS: dict[str, Method] = {
     "Watch": Method(Watch, Watched),
     "Simulate": Method(Simulate, Done),
     "RunContainer": Method(ContainerRun, Progress),
+    "CheckContainer": Method(ContainerCheck, Done),
+    "WriteInput": Method(ContainerInput, Done),
     "ListContainers": Method(Nothing, Containers),
     "StopContainer": Method(ContainerStop, Done),
     "ContainerLogs": Method(ContainerLogs, Progress),

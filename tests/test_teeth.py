@@ -54,6 +54,7 @@ class Bug:
 
 LEDGER, BROKER, REQUESTS = "neurond/ledger/ledger.py", "neurond/daemon/broker.py", "neurond/daemon/requests.py"
 JOURNAL, PROCESSES, RECOVERY = "neurond/host/journal.py", "neurond/host/processes.py", "neurond/daemon/recovery.py"
+RECORDING = "neurond/daemon/recording.py"
 TOPOLOGY, SERVER, RUNDIR = "neurond/ledger/topology.py", "neurond/daemon/server.py", "neurond/host/rundir.py"
 
 BUGS = [
@@ -95,8 +96,8 @@ BUGS = [
     Bug(
         "a small request overtakes a large one",
         LEDGER,
-        "blocked = bool(self.queue) and self.waits_ahead() is not None",
-        "blocked = False",
+        "mask = self._fit(want, self.free & ~self._claimed())",
+        "mask = self._fit(want, self.free)",
         "tests/ledger/test_ledger.py::test_queue_is_first_come_first_served",
     ),
     Bug(
@@ -136,16 +137,16 @@ BUGS = [
     ),
     Bug(
         "a grant is acknowledged that could not be written",
-        BROKER,
-        "revoked = dict.fromkeys(self._unwritten, wire.JournalFull(self.ledger.paused))",
+        RECORDING,
+        "broken |= dict.fromkeys(self._granted, wire.JournalFull(self._ledger.paused))",
         "pass",
         "tests/daemon/test_crash.py::test_the_grant_that_fills_the_disk",
     ),
     Bug(
         "the journal is written after the reply",
         SERVER,
-        "revoked = self._commit()",
-        "revoked: dict[str, Refused] = {}; self._loop.call_later(0.01, self._commit)",
+        "broken = self._commit()",
+        "broken: dict[str, Refused] = {}; self._loop.call_later(0.01, self._commit)",
         "tests/daemon/test_crash.py::test_a_crash_at_any_point_forgets_no_lease_and_no_chip[journal.before-write]",
     ),
     Bug(

@@ -3,19 +3,23 @@
 import base64
 import json
 import os
+import re
 import signal
 import sys
 import threading
-from argparse import REMAINDER
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from neurond.cli import FAILED_BEFORE_START, USAGE, Exit, for_each
+from neurond.cli.container_options import run_parser
 from neurond.cli.leases import with_conflict_code
-from neurond.cli.options import Parser, add_chips, wish
+from neurond.cli.options import Parser, wish
 from neurond.cli.tables import print_table
 from neurond.client import Client, NeurondError, Unreachable
 from neurond.ledger.words import ranges
+
+CHIP_NODE = re.compile(r"/dev/neuron(0|[1-9]\d{0,3})(?::(/[^:]+))?(?::(?:rw|wr|rwm|[rwm]{2,3}))?")
+"""A device that is a chip: its number, and another path inside."""
 
 
 def container(arguments: Sequence[str]) -> int:
@@ -36,11 +40,13 @@ def run(arguments: Sequence[str]) -> int:
     image, *command = options.image[1:] if options.image[:1] == ["--"] else options.image
     if image.startswith("/dev/"):
         raise Exit(USAGE, f"{image} stands where the image should: chips are asked for with -n N or --chips 0,1")
-    parameters = wish(options) | {
+    parameters = chips_asked(options) | {
         "image": image,
         "command": command,
+        "entrypoint": None if options.entrypoint is None else list(filter(None, [options.entrypoint])),
         "env": environment(options.env, options.env_file),
         "volumes": [volume(text) for text in options.volume],
+        "security_opt": [security(text) for text in options.security_opt],
         **{name: getattr(options, name) for name in PASSED_ON},
     }
     with Client(options.host) as client:
@@ -50,54 +56,45 @@ def run(arguments: Sequence[str]) -> int:
 
 
 PASSED_ON = (
-    "detach",
-    "remove",
-    "name",
-    "labels",
-    "ulimits",
-    "cap_add",
-    "workdir",
-    "user",
-    "shm_size",
-    "network",
-    "ipc",
-    "entrypoint",
-    "core_numbering",
+    *("detach", "remove", "name", "pull", "core_numbering", "labels", "mounts", "tmpfs", "privileged", "ulimits"),
+    *("cap_add", "cap_drop", "group_add", "workdir", "user", "hostname", "add_host", "dns", "publish", "network"),
+    *("ipc", "pid", "shm_size", "memory", "memory_reservation", "cpus", "cpuset_cpus", "cpu_shares", "init"),
+    *("read_only", "log_driver", "log_opt", "platform", "stop_signal", "stop_timeout", "restart", "interactive", "efa"),
 )
+"""Options that the daemon judges: the form of each is docker's, and is checked there."""
 
 
-def run_parser() -> Parser:
-    """Return the parser of container run."""
-    parser = Parser(
-        "container run",
-        "Lease chips and launch a container on them. Options mean what they mean to docker run.",
-        usage="neurond container run (-n N | --chips 0,1 | --all) [OPTIONS] IMAGE [CMD ...]",
-    )
-    add_chips(parser)
-    add = parser.add_argument
-    add("-d", "--detach", action="store_true", help="do not follow the container; print its id")
-    add("--rm", action="store_true", dest="remove", help="remove the container when it has ended")
-    add("--name", help="name of the container (default: neurond-LEASE)")
-    add("-e", "--env", action="append", default=[], metavar="K[=V]", help="set a variable, or pass on your own")
-    add("--env-file", action="append", default=[], metavar="FILE", help="read variables from a file")
-    add("-v", "--volume", action="append", default=[], metavar="SRC:DST[:ro]", help="mount a directory or a volume")
-    add("-w", "--workdir", metavar="DIR", help="working directory inside")
-    add("-u", "--user", help="user (and group) inside")
-    add("--shm-size", metavar="SIZE", help="size of /dev/shm, as in 8g")
-    add("--ulimit", action="append", default=[], dest="ulimits", metavar="NAME=SOFT[:HARD]", help="as memlock=-1:-1")
-    add("--network", help="network, or host or none")
-    add("--ipc", help="IPC namespace, as in host")
-    add("--entrypoint", metavar="CMD", help="replace the image's entry point; an empty one removes it")
-    add("--label", action="append", default=[], dest="labels", metavar="K=V", help="set a label")
-    add("--cap-add", action="append", default=[], metavar="CAP", help="add a capability")
-    add(
-        "--core-numbering",
-        choices=("none", "global", "local"),
-        default="none",
-        help="set NEURON_RT_VISIBLE_CORES with the host's core numbers, or from 0 on (default: leave it unset)",
-    )
-    add("image", nargs=REMAINDER, metavar="IMAGE [CMD ...]", help="the image, and the command with its arguments")
-    return parser
+def chips_asked(options: Any) -> dict[str, Any]:
+    """Return what chips are asked for, by number too where a device is a chip, and the other devices."""
+    parameters = wish(options)
+    chips, inside, devices = [], {}, []
+    for text in options.device:
+        found = CHIP_NODE.fullmatch(text)
+        if found is None:
+            devices.append(text)
+            continue
+        chips.append(int(found[1]))
+        if found[2]:
+            inside[found[1]] = found[2]
+    if chips and (options.count is not None or options.all):
+        raise Exit(USAGE, "--device /dev/neuronN asks for that chip: it can't be combined with -n or --all")
+    if chips:
+        parameters["chips"] = sorted({*chips, *(options.chips or ())})
+    if not (options.count is not None or options.all or parameters["chips"]):
+        raise Exit(USAGE, "how many chips? Ask with -n N, --chips 0,1, --device /dev/neuronN or --all")
+    return parameters | {"devices": devices, "inside": inside or None}
+
+
+def security(text: str) -> str:
+    """Return a security option with the content of the seccomp profile that it names, as docker sends it."""
+    name, equals, path = text.partition("=")
+    if name != "seccomp" or not equals or path in {"unconfined", "builtin"}:
+        return text
+    try:
+        with open(path, encoding="utf-8") as file:
+            return f"seccomp={json.dumps(json.load(file))}"
+    except (OSError, ValueError) as error:
+        raise Exit(FAILED_BEFORE_START, f"--security-opt {text}: {error}") from None
 
 
 class Stopper:
@@ -139,12 +136,7 @@ def follow_run(replies: Iterator[dict[str, Any]], options: Any, stopper: Stopper
             if reply.get("status"):
                 print(f"neurond: {reply['status']}", file=sys.stderr)
             if reply.get("container_id"):
-                stopper.container = reply["container_id"]
-                if options.detach:
-                    print(reply["container_id"])
-                elif sys.stderr.isatty():
-                    chips = ranges(reply["chips"])
-                    print(f"neurond: lease {reply['lease']}: chips {chips} in {reply['container']}", file=sys.stderr)
+                started(reply, options, stopper)
             write_output(reply)
             if "exit_code" in reply:
                 return int(reply["exit_code"])
@@ -156,6 +148,31 @@ def follow_run(replies: Iterator[dict[str, Any]], options: Any, stopper: Stopper
         hint = f"container {stopper.container[:12]} goes on, and keeps its chips"
         raise Exit(FAILED_BEFORE_START, f"{error}: {hint}") from None
     return 0
+
+
+def started(reply: dict[str, Any], options: Any, stopper: Stopper) -> None:
+    """Take note that the container runs."""
+    stopper.container = reply["container_id"]
+    if options.detach:
+        print(reply["container_id"])
+    elif sys.stderr.isatty():
+        print(
+            f"neurond: lease {reply['lease']}: chips {ranges(reply['chips'])} in {reply['container']}", file=sys.stderr
+        )
+    if options.interactive and not options.detach:
+        threading.Thread(target=send_input, args=(options.host, stopper.container), daemon=True).start()
+
+
+def send_input(host: str | None, container_id: str) -> None:
+    """Send our standard input to a container until either ends."""
+    try:
+        with Client(host) as client:
+            while data := os.read(0, 1 << 16):
+                text = base64.b64encode(data).decode("ascii")
+                client.call("WriteInput", container=container_id, data=text)
+            client.call("WriteInput", container=container_id, eof=True)
+    except (NeurondError, Unreachable, OSError):
+        pass  # it has ended, or reads no more: how it ended is what the command tells
 
 
 def write_output(reply: dict[str, Any]) -> None:
@@ -233,7 +250,7 @@ def stop(arguments: Sequence[str]) -> int:
     """Stop containers."""
     parser = Parser("container stop", "Stop containers: their stop signal, then SIGKILL after a grace.")
     parser.add_argument("container", nargs="+", help="name, id or lease")
-    parser.add_argument("-t", "--time", type=int, default=10, metavar="SECONDS", help="the grace (default: 10)")
+    parser.add_argument("-t", "--time", type=int, metavar="SECONDS", help="the grace (default: the container's, or 10)")
     options = parser.parse(arguments)
 
     def stop_one(name: str) -> None:

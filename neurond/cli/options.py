@@ -3,8 +3,9 @@
 import argparse
 import os
 import re
+from argparse import SUPPRESS
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 FOREVER = 365 * 86400.0
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "ms": 0.001}
@@ -13,7 +14,7 @@ UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "ms": 0.001}
 class Parser(argparse.ArgumentParser):
     """An argparse parser without abbreviations, whose options can also come from NEUROND_<VERB>_<OPTION>."""
 
-    def __init__(self, verb: str, description: str, **kwargs: Any) -> None:
+    def __init__(self, verb: str, description: str, hint: str = "", **kwargs: Any) -> None:
         super().__init__(
             prog=f"neurond {verb}",
             description=description,
@@ -21,8 +22,17 @@ class Parser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
             **kwargs,
         )
+        self._hint = hint
         self._prefix = "NEUROND_" + verb.replace(" ", "_").upper() + "_"
         self.add_argument("-H", "--host", metavar="ADDRESS", help="address of the daemon (default: $NEUROND_HOST)")
+
+    def refuse(self, name: str, why: str) -> None:
+        """Have an option that people know from elsewhere refused by its name, with the reason."""
+        self.add_argument(name, nargs="?", action=_Refused, help=SUPPRESS, metavar=why)
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong with the command line, and where to look when an option is not ours."""
+        super().error(f"{message}\n{self._hint}" if self._hint and "unrecognized" in message else message)
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Parse, then fill in from the environment what the command line left open."""
@@ -66,9 +76,16 @@ class Parser(argparse.ArgumentParser):
         )
 
 
-def add_chips(parser: argparse.ArgumentParser, *wait_names: str) -> None:
+class _Refused(argparse.Action):
+    """An option that only says why it is not there."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        parser.error(f"{self.option_strings[0]}: {self.metavar}")
+
+
+def add_chips(parser: argparse.ArgumentParser, *wait_names: str, required: bool = True) -> None:
     """Add how many or which chips are asked for, and how long to wait for them (`--wait`, and these names for it)."""
-    which = parser.add_mutually_exclusive_group(required=True)
+    which = parser.add_mutually_exclusive_group(required=required)
     which.add_argument("-n", "--count", type=int, metavar="N", help="lease N chips of neurond's choice")
     which.add_argument("--chips", type=chip_list, metavar="0,1", help="lease exactly these chips (0,1 or 0-3)")
     which.add_argument("--all", action="store_true", help="lease all chips of the host")

@@ -28,6 +28,17 @@ def serve(arguments: Sequence[str]) -> int:
         metavar="URL",
         help="address of the Docker Engine (default: unix:///var/run/docker.sock)",
     )
+    add(
+        "--cdi-dir",
+        default="/run/cdi",
+        metavar="DIR",
+        help="where to give leases names as devices, if the engine looks there (default: /run/cdi; empty: nowhere)",
+    )
+    add(
+        "--stop-conflicts",
+        action="store_true",
+        help="stop a container that was started again after its chips had gone to somebody else (default: only say so)",
+    )
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     add("--log-format", choices=("auto", "json", "text"), default="auto", help="auto is text on a terminal, else JSON")
     options = parser.parse(arguments)
@@ -50,6 +61,8 @@ def serve(arguments: Sequence[str]) -> int:
             runtime_dir=options.runtime_dir.absolute(),
             simulate=options.simulate,
             engine_url=options.docker,
+            cdi_dir=Path(options.cdi_dir) if options.cdi_dir else None,
+            stop_conflicts=options.stop_conflicts,
             log_level=options.log_level,
             log_json={"auto": None, "json": True, "text": False}[options.log_format],
         )

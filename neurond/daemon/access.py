@@ -6,7 +6,7 @@ import structlog
 
 from neurond.host import access
 from neurond.ledger.chips import Chip
-from neurond.ledger.leases import ByContainer, Lease
+from neurond.ledger.leases import Lease, OnContainers
 from neurond.ledger.ledger import Ledger
 
 log = structlog.get_logger()
@@ -21,6 +21,7 @@ class Access:
         self.ledger = ledger
         self._open: dict[int, str] = {}
         """Chips whose nodes everybody can open, or can't be shut, with the reason."""
+        self._said: set[str] = set()
 
     def refresh(self) -> None:
         """Look at all nodes again and set all lists right: after a start, a crash, or news from udev."""
@@ -46,7 +47,7 @@ class Access:
 
     def level(self, lease: Lease) -> tuple[Level, str]:
         """Return what keeps others off the chips of a lease, and its holder off others' chips; with the reason."""
-        if isinstance(lease.binding, ByContainer):
+        if isinstance(lease.binding, OnContainers):
             return "cgroup", "the container's device cgroup allows only its chips"
         if lease.enforce:
             return "cgroup", "its scope's device filter allows only its chips"
@@ -62,11 +63,13 @@ class Access:
             holder is not None
             and holder.state == "active"  # at its end nobody may open a chip once more
             and holder.owner.uid != 0
-            and not isinstance(holder.binding, ByContainer)
+            and not isinstance(holder.binding, OnContainers)
         ):
             wanted = {holder.owner.uid}
         try:
             access.allow(chip.node, wanted)
         except OSError as error:
             self._open[index] = f"{chip.node} takes no access control list ({error.strerror})"
-            log.warning("access.failed", chip=index, error=self._open[index], follows="its leases are advisory")
+            if self._open[index] not in self._said:  # every look at the chips tries again
+                self._said.add(self._open[index])
+                log.warning("access.failed", chip=index, error=self._open[index], follows="its leases are advisory")

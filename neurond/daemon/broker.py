@@ -5,48 +5,39 @@ Everything here runs on the loop and never blocks, so each method is atomic. Wha
 """
 
 import asyncio
+import math
 import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Literal
 
 import structlog
 
-from neurond import wire
 from neurond.daemon.access import Access
 from neurond.daemon.bindings import Bindings
+from neurond.daemon.logs import fields_of
 from neurond.daemon.points import reach
+from neurond.daemon.recording import Recording
 from neurond.daemon.server import Connection, Server
 from neurond.daemon.usage import GONE, Found, Usage, belongs
 from neurond.daemon.watchers import Watchers
 from neurond.host import processes
-from neurond.host.journal import Journal, JournalError
+from neurond.host.journal import Journal
 from neurond.host.opens import Opens
 from neurond.ledger.chips import Chip, User, mask_of
 from neurond.ledger.errors import NoCapacity, NoSuchLease, Refused, WaitTimedOut
-from neurond.ledger.events import (
-    ChipAdded,
-    ChipChanged,
-    ChipForeign,
-    ChipRemoved,
-    Event,
-    LeaseBound,
-    LeaseDraining,
-    LeaseEnded,
-    LeaseGranted,
-    LeaseQueued,
-    LeaseStuck,
-)
-from neurond.ledger.leases import Binding, ByContainer, ByTime, Lease, Owner, Want
+from neurond.ledger.events import Event, LeaseBound, LeaseDraining, LeaseEnded, LeaseGranted, LeaseQueued, LeaseRevived
+from neurond.ledger.leases import Binding, ByProcess, ByTime, Lease, OnContainers, Owner, Want
 from neurond.ledger.ledger import Ledger
 
 log = structlog.get_logger()
 
-COMPACT_AFTER = 20_000
-"""Records after which the journal is replaced by a snapshot."""
-JOURNAL_RETRY = 0.5
-CLOCK_SLACK = 1.0
+AGE_SLACK = 1.0
+"""Seconds by which the age of a process may be wrong: the kernel counts them in ticks."""
+MOST_WAITING = 1024
+"""How many requests of one user may wait at a time."""
 MOST_LOOKS = 3
 SHORT_LEASE = 1.0
 """Seconds; of a lease that was shorter, inotify's word is taken for whether its chips were opened."""
@@ -58,11 +49,13 @@ STUCK_AFTER = float(os.environ.get("NEUROND_STUCK_AFTER", "30"))
 class Rules:
     """What is configured: the logical core setting, the group that may lease, and our own uid.
 
-    `note` says what is remarkable about the host, such as why it has no chips.
+    `engine_gid` is the group that may start containers. `note` says what is remarkable about the host, such as why it
+    has no chips.
     """
 
     lnc: int
     gid: int | None
+    engine_gid: int | None
     uid: int
     note: Callable[[], str | None]
 
@@ -95,6 +88,15 @@ class Wish:
     ttl: float | None = None
     key: str = ""
     enforce: bool = False
+    for_container: Literal["", "run", "create"] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """Why a lease has no holder now, and since when, by the loop's clock."""
+
+    reason: str
+    since: float
 
 
 class Broker:
@@ -103,25 +105,25 @@ class Broker:
     def __init__(self, ledger: Ledger, journal: Journal, rules: Rules, seq: int) -> None:
         self.ledger = ledger
         self.rules = rules
-        self.seq = seq
         self.server: Server | None = None
+        self.recording = Recording(ledger, journal, seq, self._recording_works_again)
         self.usage = Usage(Opens(), self.take_usage)
         self.access = Access(ledger)
         self.watchers = Watchers(seq)
-        self._journal = journal
-        self._bindings = Bindings(self.binding_ended)
+        self._bindings = Bindings(self._binding_gone)
+        self.orphans: dict[str, Orphan] = {}
+        """Leases for a container whose docker command has ended, until it is known what became of the container."""
+        self.on_orphan: Callable[[], None] = lambda: None
+        self.before_replies: Callable[[], None] = lambda: None
         self._waiting: dict[str, Waiting] = {}
         self._ttls: dict[str, float] = {}
         self._foreign_processes: dict[int, tuple[User, ...]] = {}
         self._foreign_containers: dict[int, tuple[User, ...]] = {}
+        self._granted_at: dict[str, float] = {}
         self._draining_since: dict[str, float] = {}
         self._just_draining: set[str] = set()
         self._closed_once: set[str] = set()
         self._left_over: dict[str, tuple[User, ...]] = {}
-        self._unwritten: list[str] = []
-        self._recorded: list[tuple[str, asyncio.Future[None]]] = []
-        self._compact_after = COMPACT_AFTER
-        self._retrying = False
         self._loop = asyncio.get_running_loop()
 
     # -- facts ------------------------------------------------------------------------------------------------------
@@ -170,7 +172,8 @@ class Broker:
         for lease in [lease for lease in self.ledger.leases.values() if lease.state in {"draining", "stuck"}]:
             if self._draining_since[lease.id] >= found.began or found.missed & mask_of(lease.chips):
                 continue  # this look is too old to tell, and the next one is due
-            users = self._left_over[lease.id] = tuple(dict.fromkeys([*mine.get(lease.id, ()), *_hidden(lease, found)]))
+            users = tuple(dict.fromkeys([*mine.get(lease.id, ()), *self._hidden(lease, found)]))
+            self._left_over[lease.id] = users
             if not users and lease.id in self._closed_once:
                 self.end(lease.id, "no process has its chips open")
             elif not users:
@@ -212,6 +215,16 @@ class Broker:
     def _drains_too_long(self, lease_id: str) -> bool:
         return self._loop.time() - self._draining_since[lease_id] > STUCK_AFTER
 
+    def _binding_gone(self, lease_id: str, reason: str) -> None:
+        """Take note of the end of a process, connection or time limit that a lease is bound to."""
+        lease = self.ledger.leases.get(lease_id)
+        holds = lease is not None and lease.state == "active" and isinstance(lease.binding, ByProcess)
+        if lease is not None and holds and lease.for_container:
+            self.orphans[lease_id] = Orphan(reason, self._loop.time())
+            self.on_orphan()
+        else:
+            self.binding_ended(lease_id, reason)
+
     def binding_ended(self, lease_id: str, reason: str) -> None:
         """End a lease whose binding has ended; one that is over already is none of anybody's business.
 
@@ -231,7 +244,7 @@ class Broker:
         An open is only seen on the nodes that are watched: not in a container, nor on a node made by hand. A lease that
         lasted long enough for such a thing is worth a look through /proc; inotify's word is for the shortest only.
         """
-        if isinstance(lease.binding, ByContainer) or not 0 <= time.time() - lease.since < SHORT_LEASE:
+        if isinstance(lease.binding, OnContainers) or self._age(lease) >= SHORT_LEASE:
             return True
         return bool(self.usage.opens.look() & mask_of(lease.chips))
 
@@ -267,8 +280,7 @@ class Broker:
         """Lease chips now, or queue the request: then `waiter` has the outcome, and why it waits is returned too."""
         now = time.time()
         want = wish.want
-        if self.ledger.paused:
-            raise wire.JournalFull(self.ledger.paused)
+        self.recording.must_work()
         if not self.ledger.chips and not (wish.wait and want.missing_ok):
             raise NoCapacity(self.rules.note() or "this host has no Neuron chips")
         lease, events = self.ledger.acquire(
@@ -277,9 +289,11 @@ class Broker:
             wish.binding,
             now=now,
             name=wish.name,
-            wait=wish.wait > 0,
+            wait=wish.wait > 0 and self._may_wait(wish.owner),
             key=wish.key,
+            ttl=wish.ttl or 0,
             enforce=wish.enforce,
+            for_container=wish.for_container,
         )
         reason = None
         if isinstance(events[0], LeaseQueued):
@@ -288,10 +302,16 @@ class Broker:
             self._waiting[lease.id] = Waiting([waiter], timer)
             if wish.ttl is not None:
                 self._ttls[lease.id] = wish.ttl
+        self.happened(events)
         if reason is None or wish.ttl is None:  # a time limit begins with the grant
             self._bindings.follow(lease.id, wish.binding, connection)
-        self.happened(events)
         return lease, reason
+
+    def _may_wait(self, owner: Owner) -> bool:
+        waiting = sum(1 for lease in self.ledger.queue.values() if lease.owner.uid == owner.uid)
+        if waiting >= MOST_WAITING:
+            raise NoCapacity(f"{waiting} requests of {owner.name} wait already, which is the limit for one user")
+        return True
 
     def join(self, lease_id: str, waiter: Waiter) -> None:
         """Let one more client wait for the outcome of a queued request."""
@@ -307,12 +327,16 @@ class Broker:
 
     def adopt(self, owner: Owner, binding: Binding, chips: tuple[int, ...], name: str) -> Lease:
         """Turn a use without a lease into a lease in place."""
-        if self.ledger.paused:
-            raise wire.JournalFull(self.ledger.paused)
+        self.recording.must_work()
         lease, events = self.ledger.adopt(owner, binding, chips, now=time.time(), name=name)
-        self._bindings.follow(lease.id, binding)
         self.happened(events)
+        self._bindings.follow(lease.id, binding)
         return lease
+
+    def bind(self, lease_id: str, binding: Binding) -> None:
+        """Bind a lease to something else, in one step. Raises JournalFull if that can't be recorded now."""
+        self.recording.must_work()
+        self.happened(self.ledger.bind(lease_id, binding))
 
     def _waited_long_enough(self, lease_id: str, wait: float) -> None:
         lease = self.ledger.queue.get(lease_id)
@@ -330,11 +354,8 @@ class Broker:
         """Let everybody know what has happened to the ledger."""
         now = time.time()
         for event in events:
-            self.seq += 1
-            if self._journal.is_open:  # else the snapshot that it will begin with has this too
-                self._journal.append(self.seq, now, event)
-            self.watchers.happened(self.seq, now, event)
-            log.info(event.kind, **_fields(event))
+            self.watchers.happened(self.recording.add(now, event), now, event)
+            log.info(event.kind, **fields_of(event))
             reach(event.kind)
             match event:
                 case LeaseGranted(lease):
@@ -347,7 +368,11 @@ class Broker:
                     self._just_draining.add(lease_id)
                     self.access.refresh_some(self.ledger.get(lease_id).chips)
                     self.usage.soon()
+                case LeaseRevived(lease_id):
+                    self._forget_end(lease_id)
+                    self.access.refresh_some(self.ledger.get(lease_id).chips)
                 case LeaseBound(lease_id, binding):
+                    self.orphans.pop(lease_id, None)
                     self._bindings.follow(lease_id, binding)
                 case _:
                     pass
@@ -355,7 +380,7 @@ class Broker:
             self.server.flush_soon()
 
     def _granted(self, lease: Lease) -> None:
-        self._unwritten.append(lease.id)
+        self._granted_at[lease.id] = processes.boottime()
         self.access.refresh_some(lease.chips)
         waiting = self._waiting.pop(lease.id, None)
         if waiting is None:
@@ -369,12 +394,11 @@ class Broker:
 
     def _ended(self, lease_id: str, reason: str) -> None:
         self._bindings.forget(lease_id)
-        self._draining_since.pop(lease_id, None)
-        self._just_draining.discard(lease_id)
-        self._closed_once.discard(lease_id)
-        self._left_over.pop(lease_id, None)
+        self._forget_end(lease_id)
         self._ttls.pop(lease_id, None)
-        lease, _ = self.ledger.ended[-1]
+        self._granted_at.pop(lease_id, None)
+        self.orphans.pop(lease_id, None)
+        lease = next(lease for lease, _ in reversed(self.ledger.ended) if lease.id == lease_id)
         self.access.refresh_some(lease.chips)
         waiting = self._waiting.pop(lease_id, None)
         if waiting is not None:
@@ -382,95 +406,32 @@ class Broker:
             for waiter in waiting.waiters:
                 waiter.refused(NoCapacity(f"request {lease_id} is over: {reason}"))
 
+    def _forget_end(self, lease_id: str) -> None:
+        self._draining_since.pop(lease_id, None)
+        self._just_draining.discard(lease_id)
+        self._closed_once.discard(lease_id)
+        self._left_over.pop(lease_id, None)
+
     def commit(self) -> dict[str, Refused]:
-        """Write the journal; return the leases granted in this turn if they could not be written, as revoked.
+        """Write the journal and tell the watchers; return the leases whose news could not be written, with the error.
 
         The server calls this before it sends the replies of a turn.
         """
-        revoked: dict[str, Refused] = {}
-        try:
-            self._write()
-        except JournalError as error:
-            self._pause(error)
-            revoked = dict.fromkeys(self._unwritten, wire.JournalFull(self.ledger.paused))
-            for lease_id in revoked:
-                self.end(lease_id, "it could not be recorded")
-        self._unwritten.clear()
-        recorded, self._recorded = self._recorded, []
-        for lease_id, future in recorded:
-            if not future.done():
-                future.set_exception(revoked[lease_id]) if lease_id in revoked else future.set_result(None)
+        broken = self.recording.commit(lambda lease_id: self.end(lease_id, "it could not be recorded"))
         self.watchers.tell()
-        return revoked
+        self.before_replies()
+        return broken
 
-    async def recorded(self, lease_id: str) -> None:
-        """Wait until a grant of this turn is in the journal. Raises JournalFull if it could not be."""
-        future: asyncio.Future[None] = self._loop.create_future()
-        self._recorded.append((lease_id, future))
-        await future
+    def _recording_works_again(self) -> None:
+        self._doubt()
+        self.happened(self.ledger.resume(time.time()))
 
-    def _write(self) -> None:
-        reach("journal.before-write")
-        if not self._journal.is_open:
-            self._write_snapshot()
-        self._journal.flush()
-        reach("journal.after-write")
-        if self._journal.records > self._compact_after:
-            self._compact_after = COMPACT_AFTER
-            try:
-                self._write_snapshot()
-            except JournalError as error:
-                self._compact_after = self._journal.records + COMPACT_AFTER
-                log.warning("journal.not_compacted", error=str(error), follows="appending to the old file")
+    def _age(self, lease: Lease) -> float:
+        """Return the seconds since a grant by a clock that nobody sets; infinite for one of an earlier daemon."""
+        return processes.boottime() - self._granted_at.get(lease.id, -math.inf)
 
-    def _write_snapshot(self) -> None:
-        now = time.time()
-        self._journal.start(self.seq, [(now, event) for event in self.ledger.snapshot()])
-
-    def _pause(self, error: JournalError) -> None:
-        if not self.ledger.paused:
-            log.error("journal.failed", error=str(error), follows="nothing is granted until it can be written")
-        self.ledger.paused = f"nothing can be granted: {error}; leases that exist are untouched"
-        if not self._retrying:
-            self._retrying = True
-            self._loop.call_later(JOURNAL_RETRY, self._retry)
-
-    def _retry(self) -> None:
-        self._retrying = False
-        try:
-            self._write()
-        except JournalError as error:
-            self._pause(error)
-        else:
-            log.info("journal.recovered")
-            self._doubt()
-            self.happened(self.ledger.resume(time.time()))
-
-
-def _hidden(lease: Lease, found: Found) -> list[User]:
-    """Return the processes that can't be looked into and may be left over from a lease: those not older than it."""
-    lease_age = time.time() - lease.since + CLOCK_SLACK
-    hidden = [pid for pid, age in found.unreadable.items() if age < lease_age]
-    return [User(pid, "?", "a process that can't be looked into") for pid in hidden]
-
-
-def _fields(event: Event) -> dict[str, object]:  # noqa: PLR0911 - a case per event
-    """Return what the log says of an event."""
-    match event:
-        case LeaseGranted(lease) | LeaseQueued(lease):
-            said = {"lease": lease.id, "owner": lease.owner.name, "binding": lease.binding.kind, "name": lease.name}
-            return said | ({"chips": list(lease.chips)} if lease.chips else {"asked": str(lease.want.count or "set")})
-        case LeaseEnded(lease_id, reason) | LeaseDraining(lease_id, reason):
-            return {"lease": lease_id, "reason": reason}
-        case LeaseStuck(lease_id, users):
-            return {"lease": lease_id, "users": [str(user) for user in users]}
-        case LeaseBound(lease_id, binding):
-            return {"lease": lease_id, "binding": binding.kind}
-        case ChipAdded(chip) | ChipChanged(chip):
-            return {"chip": chip.index, "device": f"{chip.major}:{chip.minor}", "problem": chip.problem}
-        case ChipRemoved(index):
-            return {"chip": index}
-        case ChipForeign(index, users):
-            return {"chip": index, "users": [str(user) for user in users]}
-        case _:
-            return {}
+    def _hidden(self, lease: Lease, found: Found) -> list[User]:
+        """Return the processes that can't be looked into and may be left over from a lease: those not older than it."""
+        lease_age = self._age(lease) + AGE_SLACK
+        hidden = [pid for pid, age in found.unreadable.items() if age < lease_age]
+        return [User(pid, "?", "a process that can't be looked into") for pid in hidden]

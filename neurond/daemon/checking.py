@@ -7,7 +7,7 @@ from neurond.daemon.containers import Containers
 from neurond.daemon.discovery import Discovery
 from neurond.daemon.server import Call, Handler
 from neurond.host.docker import EngineError
-from neurond.ledger.leases import ByContainer
+from neurond.ledger.leases import OnContainers
 from neurond.ledger.words import ranges
 
 
@@ -25,15 +25,16 @@ class Checking:
 
     async def _check(self, call: Call, request: wire.Nothing) -> wire.Findings:
         del call, request
-        chips, _ = self.discovery.look()
+        chips, _ = await self.discovery.look_now()
         self.broker.take_chips(chips)
         await self.broker.usage.look()
         findings = self._judge_chips(self.discovery.kind) + self._judge_leases()
         try:
             await self.containers.look()
         except EngineError as error:
-            if any(isinstance(lease.binding, ByContainer) for lease in self.broker.ledger.leases.values()):
+            if any(isinstance(lease.binding, OnContainers) for lease in self.broker.ledger.leases.values()):
                 findings.append(wire.Finding("engine", f"containers hold chips, but {error}"))
+        findings += [wire.Finding("conflict", sentence) for sentence in self.containers.conflicts.values()]
         if self.broker.ledger.leases:
             findings += [
                 wire.Finding("privileged", f"container {container.name} is privileged: it can open every chip")

@@ -54,6 +54,12 @@ class Discovery:
         self._first_seen: dict[tuple[int, int, int], float] = {}
         self._fd = source.fileno()
         self._again = asyncio.Event()
+        self._looking = asyncio.Lock()
+
+    async def look_now(self) -> tuple[dict[int, Chip], bool]:
+        """Do as `look`, in a thread."""
+        async with self._looking:
+            return await asyncio.to_thread(self.look)
 
     def look(self) -> tuple[dict[int, Chip], bool]:
         """Return the chips by index, and whether one of them has not settled yet and is left out. Blocks shortly."""
@@ -93,7 +99,7 @@ class Discovery:
                 await asyncio.sleep(QUIET)
                 self._again.clear()
                 try:
-                    chips, unsettled = await asyncio.to_thread(self.look)
+                    chips, unsettled = await self.look_now()
                 except OSError as error:
                     log.warning("discovery.failed", error=str(error), follows="keeping the chips as they were")
                     delay = 1.0

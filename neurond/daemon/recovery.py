@@ -7,13 +7,14 @@ counts as in use. Each lease that is not taken over is named in the log with the
 import re
 import secrets
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import structlog
 
-from neurond.daemon import containers
+from neurond.daemon import containers, labels
 from neurond.host import journal, processes
-from neurond.host.docker import LABEL, Container, Engine, EngineError
+from neurond.host.docker import Container, Engine, EngineError, EngineUnreachable
 from neurond.ledger.chips import Chip, mask_of
 from neurond.ledger.events import Event, LeaseEnded, LeaseGranted
 from neurond.ledger.leases import ByConnection, ByContainer, ByProcess, ByTime, Lease, Owner, Want
@@ -34,8 +35,12 @@ class Recovered:
     events: list[Event]
 
 
-def recover(ledger: Ledger, keeper: journal.Journal, engine: Engine, chips: dict[int, Chip]) -> Recovered:
-    """Fill the ledger from the journal, and compare it with chips, processes and containers as they are."""
+def recover(ledger: Ledger, keeper: journal.Journal, engine: Engine, home: str, chips: dict[int, Chip]) -> Recovered:
+    """Fill the ledger from the journal, and compare it with chips and processes as they are.
+
+    Containers are compared by the first look at them, before anything is granted; only a journal that is gone is
+    made up for from the containers of this daemon (`home` is its runtime directory) here.
+    """
     history = journal.read(keeper.path, keeper.boot)
     if history.note:
         log.warning("journal.found", verdict=history.verdict, note=history.note)
@@ -51,11 +56,11 @@ def recover(ledger: Ledger, keeper: journal.Journal, engine: Engine, chips: dict
         events += ledger.open("".join(secrets.choice(ALPHABET) for _ in range(4)))
     events += ledger.look(chips, now)
     for lease in (*ledger.leases.values(), *ledger.queue.values()):
-        reason = why_over(lease, engine)
+        reason = why_over(lease)
         if reason:
             events += ledger.drain(lease.id, reason, now)
     if history.verdict in {"new", *UNUSABLE}:
-        events += _adopt(ledger, engine, now)
+        events += _adopt(ledger, engine, home, now)
     return Recovered(history.seq, events)
 
 
@@ -70,12 +75,12 @@ def _replay(ledger: Ledger, history: journal.History) -> None:
         ledger.replay([record.event])
 
 
-def why_over(lease: Lease, engine: Engine) -> str | None:
-    """Say why a lease is over, or None if it lives on, or if the engine can't be asked about its container."""
+def why_over(lease: Lease) -> str | None:
+    """Say why a lease is over, or None if it lives on as far as can be told without asking the engine."""
     if lease.state == "queued":
         return "its request was waiting when neurond stopped"
     match lease.binding:
-        case ByProcess(pid, ticks):
+        case ByProcess(pid, ticks) if not lease.for_container:
             try:
                 alive = processes.start_ticks(pid) == ticks
             except processes.ProcessGone:
@@ -85,21 +90,8 @@ def why_over(lease: Lease, engine: Engine) -> str | None:
             return "its connection ended with the daemon"
         case ByTime(deadline):
             return None if deadline > processes.boottime() else "its time limit passed while neurond was away"
-        case ByContainer(_, container_id):
-            return _why_container_over(lease, container_id, engine)
         case _:
-            return None
-
-
-def _why_container_over(lease: Lease, container_id: str, engine: Engine) -> str | None:
-    try:
-        found = engine.inspect(container_id or containers.container_name(lease))
-    except EngineError as error:
-        log.warning("engine.failed", lease=lease.id, error=str(error), follows="keeping its chips leased")
-        return None
-    if not container_id and found is not None and found.labels.get(LABEL) != lease.id:
-        found = None  # somebody else's, of the name that we had in mind
-    return containers.why_over(lease, found)
+            return None  # the first look at the containers will tell
 
 
 def _say_what_is_void(history: journal.History) -> None:
@@ -113,24 +105,18 @@ def _say_what_is_void(history: journal.History) -> None:
         log.info("lease.dropped", lease=lease.id, chips=list(lease.chips), reason="the host was rebooted")
 
 
-def _adopt(ledger: Ledger, engine: Engine, now: float) -> list[Event]:
-    """Lease the chips of running containers that neurond launched, by the nodes that they really have.
+def _adopt(ledger: Ledger, engine: Engine, home: str, now: float) -> list[Event]:
+    """Lease the chips of this daemon's running containers, by the nodes that they really have.
 
     Labels alone are no proof: an image can carry them, as `docker commit` keeps them.
     """
-    by_node = {chip.node: chip.index for chip in ledger.chips.values()}
-    known = {lease.binding.id for lease in ledger.leases.values() if isinstance(lease.binding, ByContainer)}
+    known = {one for lease in ledger.leases.values() for one in containers.container_ids(lease.binding)}
     events: list[Event] = []
-    try:
-        found = [engine.inspect(container.id) for container in engine.containers() if container.lives]
-    except EngineError as error:
-        log.info("engine.absent", error=str(error), follows="no lease is rebuilt from containers")
-        return []
-    for container in found:
-        lease_id = container.labels[LABEL] if container is not None else ""
-        if container is None or container.id in known or lease_id in ledger.leases or not LEASE_ID.fullmatch(lease_id):
+    for container in _running(engine, home):
+        lease_id = container.labels[labels.LEASE]
+        if container.id in known or lease_id in ledger.leases or not LEASE_ID.fullmatch(lease_id):
             continue
-        chips = tuple(sorted(by_node[node] for node in set(container.devices) if node in by_node))
+        chips = tuple(containers.chips_in(ledger, container))
         if chips and mask_of(chips) & ledger.free == mask_of(chips):
             granted = LeaseGranted(_lease_of(container, chips, now))
             log.info("lease.rebuilt", lease=granted.lease.id, chips=list(chips), container=container.name)
@@ -139,11 +125,28 @@ def _adopt(ledger: Ledger, engine: Engine, now: float) -> list[Event]:
     return events
 
 
+def _running(engine: Engine, home: str) -> Iterator[Container]:
+    """Yield the running containers of this daemon; one that can't be inspected is left to later looks."""
+    try:
+        listed = [one for one in engine.containers() if one.lives and one.labels.get(labels.HOME) == home]
+        for one in listed:
+            try:
+                found = engine.inspect(one.id)
+            except EngineUnreachable:
+                raise
+            except EngineError as error:
+                log.warning("container.not_inspected", container=one.name, error=str(error))
+            else:
+                yield from [found] if found is not None else ()
+    except EngineError as error:
+        log.info("engine.absent", error=str(error), follows="no lease is rebuilt from containers")
+
+
 def _lease_of(container: Container, chips: tuple[int, ...], now: float) -> Lease:
-    label = container.labels.get(containers.OWNER_LABEL, "")
+    label = container.labels.get(labels.OWNER, "")
     uid = int(label) if label.isdigit() else 0
     return Lease(
-        container.labels[LABEL],
+        container.labels[labels.LEASE],
         "active",
         Owner(uid, processes.user_name(uid)),
         Want(chips=chips),

@@ -1,5 +1,6 @@
 """What clients ask of the ledger: permissions checked, parameters made into wishes, answers given."""
 
+import asyncio
 import time
 from collections.abc import Coroutine
 from typing import Any
@@ -9,25 +10,27 @@ import structlog
 from neurond import wire
 from neurond.daemon import views
 from neurond.daemon.broker import Broker, Waiter, Wish
+from neurond.daemon.fence import Fence
+from neurond.daemon.labels import labels_of
 from neurond.daemon.server import Call, Handler, Peer
 from neurond.host import processes
-from neurond.ledger.errors import InvalidRequest, NoCapacity, NotAllowed
-from neurond.ledger.leases import Binding, ByConnection, ByContainer, ByProcess, ByTime, Lease, Owner, Want
+from neurond.ledger.errors import InvalidRequest, NotAllowed
+from neurond.ledger.leases import Binding, ByConnection, ByProcess, ByTime, Lease, OnContainers, Owner, Want
 
 log = structlog.get_logger()
 
 GONE = "the client went away while it waited"
 LONGEST_NAME = 128
 MOST_CHIPS_NAMED = 4096
-MOST_WAITING = 1024
-"""How many requests of one user may wait at a time."""
 
 
 class Requests:
     """Answers the calls about leases and chips."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, home: str, fence: Fence) -> None:
         self.broker = broker
+        self.home = home
+        self.fence = fence
         self.ledger = broker.ledger
 
     def handlers(self) -> dict[str, Handler]:
@@ -58,6 +61,16 @@ class Requests:
         )
         raise NotAllowed(f"{processes.user_name(peer.uid)} may not lease chips: that takes the group neuron; {hint}")
 
+    def may_start(self, peer: Peer) -> None:
+        """Raise NotAllowed unless the peer may start containers."""
+        rules = self.broker.rules
+        if peer.uid in {0, rules.uid} or (rules.engine_gid is not None and rules.engine_gid in peer.groups):
+            return
+        raise NotAllowed(
+            f"{processes.user_name(peer.uid)} may not start containers: that takes the group docker, as it is "
+            "as good as being root"
+        )
+
     def must_own(self, peer: Peer, lease: Lease, *, force: bool = False, reason: str = "") -> None:
         """Raise NotAllowed unless the lease is the peer's, or the peer is root and says that and why it insists."""
         if peer.uid == lease.owner.uid:
@@ -85,7 +98,12 @@ class Requests:
             request.ttl,
             checked_name(request.key or "", "key"),
             bool(request.enforce),
+            request.container or "",
         )
+        if request.container:
+            self.may_start(call.peer)
+            if not isinstance(wish.binding, ByProcess):
+                raise InvalidRequest("a lease for a container is bound to the process of its docker command at first")
         if not self.broker.is_known():
             return self._acquire_when_known(call, request, wish)
         self._ask(call, request, wish)
@@ -99,17 +117,18 @@ class Requests:
     def _ask(self, call: Call, request: wire.Acquire, wish: Wish) -> None:
         def granted(lease: Lease) -> None:
             call.on_gone = None
-            env = views.environment(self.ledger, lease, self.broker.rules.lnc) if request.env else None
-            call.reply(wire.Acquired(lease.id, list(lease.chips), env), grants=lease.id)
+            reply = wire.Acquired(lease.id, list(lease.chips))
+            if request.env:
+                reply.env = views.environment(self.ledger, lease, self.broker.rules.lnc)
+                reply.nodes, reply.cdi = views.nodes(self.ledger, lease), self.fence.name_of(lease)
+                reply.labels = labels_of(self.home, lease)
+            call.reply(reply, promises=lease.id)
 
         waiter = Waiter(granted, call.fail)
         earlier = self.ledger.by_key(wish.owner.uid, wish.key) if wish.key else None
         if earlier is not None:
             self._join(call, wish, earlier, waiter)
             return
-        waiting = sum(1 for lease in self.ledger.queue.values() if lease.owner.uid == wish.owner.uid)
-        if waiting >= MOST_WAITING:
-            raise NoCapacity(f"{waiting} requests of {wish.owner.name} wait already, which is the limit for one user")
         lease, reason = self.broker.ask(wish, waiter, call.connection)
         if reason is None:
             granted(lease)
@@ -120,7 +139,10 @@ class Requests:
 
     def _join(self, call: Call, wish: Wish, earlier: Lease, waiter: Waiter) -> None:
         """Answer a request whose key another one has already: the same wish gets the same lease."""
-        if earlier.want != wish.want or earlier.binding.kind != wish.binding.kind:
+        same_binding = earlier.binding == wish.binding or (
+            earlier.binding.kind == wish.binding.kind and not isinstance(wish.binding, ByProcess)
+        )
+        if earlier.want != wish.want or not same_binding or earlier.ttl != (wish.ttl or 0):
             raise InvalidRequest(
                 f"the key {wish.key!r} belongs to lease {earlier.id}, which was asked for with other parameters"
             )
@@ -159,30 +181,31 @@ class Requests:
         if not chips:
             raise InvalidRequest(f"process {binding.pid} has no chip open that it does not hold a lease for")
         lease = self.broker.adopt(owner_of(call.peer), binding, chips, checked_name(request.name or ""))
-        await self.broker.recorded(lease.id)
+        await self.broker.recording.recorded(lease.id)
         await self.broker.usage.look()
         return wire.Acquired(lease.id, list(lease.chips))
 
-    def _bind(self, call: Call, request: wire.Bind) -> wire.Done:
+    def _bind(self, call: Call, request: wire.Bind) -> None:
         lease = self.ledger.get(request.lease)
         self.must_own(call.peer, lease)
         _refuse_container(lease)
         if lease.state != "active":
             raise InvalidRequest(f"lease {lease.id} is {lease.state}: only an active lease can be bound to another")
-        self.broker.happened(self.ledger.bind(lease.id, self._binding(call.peer, request.pid, request.ttl)))
-        return wire.Done()
+        self.broker.bind(lease.id, self._binding(call.peer, request.pid, request.ttl))
+        call.reply(wire.Done(), promises=lease.id)
 
-    def _release(self, call: Call, request: wire.Release) -> wire.Released:
+    def _release(self, call: Call, request: wire.Release) -> None:
         lease = self.ledger.get(request.lease)
         reason = checked_name(request.reason or "", "reason")
         self.must_own(call.peer, lease, force=bool(request.force), reason=reason)
         _refuse_container(lease)
+        self.broker.recording.must_work()
         by = processes.user_name(call.peer.uid)
         self.broker.binding_ended(lease.id, f"released by {by}" + (f": {reason}" if reason else ""))
         left = self.ledger.leases.get(lease.id)
-        return wire.Released(left.state if left else "ended")
+        call.reply(wire.Released(left.state if left else "ended"), promises=lease.id)
 
-    def _renew(self, call: Call, request: wire.Renew) -> wire.Renewed:
+    def _renew(self, call: Call, request: wire.Renew) -> None:
         lease = self.ledger.get(request.lease)
         self.must_own(call.peer, lease, force=bool(request.force), reason=checked_name(request.reason or "", "reason"))
         if not isinstance(lease.binding, ByTime):
@@ -190,43 +213,52 @@ class Requests:
         if lease.state != "active":
             raise InvalidRequest(f"lease {lease.id} is {lease.state}: only an active lease can be renewed")
         ttl = seconds("ttl", request.ttl, least=0.001)
-        self.broker.happened(self.ledger.bind(lease.id, ByTime(processes.boottime() + ttl)))
-        return wire.Renewed(time.time() + ttl)
+        self.broker.bind(lease.id, ByTime(processes.boottime() + ttl))
+        call.reply(wire.Renewed(time.time() + ttl), promises=lease.id)
 
     def _environment(self, call: Call, request: wire.OfLease) -> wire.Environment:
         lease = self.ledger.get(request.lease)
         if call.peer.uid != 0:
             self.must_own(call.peer, lease)
         env = views.environment(self.ledger, lease, self.broker.rules.lnc)
-        return wire.Environment(lease.id, list(lease.chips), env)
+        nodes, cdi = views.nodes(self.ledger, lease), self.fence.name_of(lease)
+        return wire.Environment(lease.id, list(lease.chips), env, nodes, cdi, labels_of(self.home, lease))
 
-    def _list_chips(self, call: Call, request: wire.Nothing) -> wire.Chips:
+    async def _list_chips(self, call: Call, request: wire.Nothing) -> wire.Chips:
         del call, request
+        known = await self._described()
         held = {index for lease in self.ledger.leases.values() for index in lease.chips}
         indices = sorted(self.ledger.chips.keys() | held)
         return wire.Chips(
             self.ledger.instance_type,
             self.ledger.topology.shape,
-            [views.chip_view(self.broker, index) for index in indices],
+            [views.chip_view(self.broker, index, known) for index in indices],
             self.broker.rules.note(),
         )
 
-    def _list_leases(self, call: Call, request: wire.ListLeases) -> wire.Leases:
+    async def _list_leases(self, call: Call, request: wire.ListLeases) -> wire.Leases:
         del call
+        known = await self._described()
         ended = self.ledger.ended if request.ended else ()
         living = (*self.ledger.leases.values(), *self.ledger.queue.values())
         return wire.Leases(
             [views.ended_view(self.broker, lease, reason) for lease, reason in ended]
-            + [views.lease_view(self.broker, lease) for lease in living]
+            + [views.lease_view(self.broker, lease, known) for lease in living]
         )
+
+    async def _described(self) -> views.Described:
+        """Look up the processes that leases are bound to, in a thread, as there may be many."""
+        bindings = [lease.binding for lease in (*self.ledger.leases.values(), *self.ledger.queue.values())]
+        pids = {binding.pid for binding in bindings if isinstance(binding, ByProcess | ByConnection)}
+        return await asyncio.to_thread(lambda: {pid: processes.describe(pid) for pid in pids})
 
 
 def _refuse_container(lease: Lease) -> None:
     """Raise InvalidRequest for a lease whose container may run: its chips can't be taken out of it."""
-    if isinstance(lease.binding, ByContainer) and lease.state == "active":
-        name = lease.binding.name or f"of lease {lease.id}"
+    if isinstance(lease.binding, OnContainers) and lease.state == "active":
+        names = " ".join(name or f"neurond-{lease.id}" for name, _ in lease.binding.containers)
         raise InvalidRequest(
-            f"lease {lease.id} ends with its container: neurond container stop {lease.id} (or docker stop {name})"
+            f"lease {lease.id} ends with its container: neurond container stop {lease.id} (or docker stop {names})"
         )
 
 

@@ -9,10 +9,10 @@ import inspect
 import socket
 import struct
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import msgspec
 import structlog
@@ -73,6 +73,15 @@ class ServiceError(Exception):
 
 Handler = Callable[["Call", Any], "wire.Message | Coroutine[Any, Any, wire.Message | None] | None"]
 
+
+class Answering(Protocol):
+    """Answers some of the calls."""
+
+    def handlers(self) -> "dict[str, Handler]":
+        """Return the functions that answer, by the method's name."""
+        ...
+
+
 _envelope = msgspec.json.Decoder(Envelope)
 _parameters = {name: msgspec.json.Decoder(method.parameters) for name, method in wire.METHODS.items()}
 _encode = msgspec.json.Encoder().encode
@@ -99,10 +108,10 @@ class Call:
         """Who calls."""
         return self.connection.peer
 
-    def reply(self, message: wire.Message, *, last: bool = True, grants: str | None = None) -> None:
-        """Send a reply. `grants` names the lease that it promises: it is only sent once that is in the journal."""
+    def reply(self, message: wire.Message, *, last: bool = True, promises: str | None = None) -> None:
+        """Send a reply. `promises` names the lease of which it says something that the journal must have before."""
         head = b'{"parameters":' if last else b'{"continues":true,"parameters":'
-        self.connection.send(self, head + _encode(message) + b"}\0", last=last, grants=grants)
+        self.connection.send(self, head + _encode(message) + b"}\0", last=last, promises=promises)
 
     def fail(self, error: Refused) -> None:
         """Send an error as the last reply."""
@@ -132,13 +141,13 @@ def most_connections(files: int) -> int:
 
 
 class Server:
-    """All connections. `commit` writes the journal, and returns the leases whose grant could not be written."""
+    """All connections. `commit` writes the journal, and returns the leases whose news could not be written."""
 
     def __init__(
-        self, handlers: dict[str, Handler], commit: Callable[[], dict[str, Refused]], most: int = MOST_CONNECTIONS
+        self, answering: Iterable[Answering], commit: Callable[[], dict[str, Refused]], most: int = MOST_CONNECTIONS
     ) -> None:
         self.most = most
-        self.handlers = handlers
+        self.handlers = {name: handler for one in answering for name, handler in one.handlers().items()}
         self.on_disconnect: list[Callable[[Connection], None]] = []
         self.connections: set[Connection] = set()
         self.users: Counter[int] = Counter()
@@ -158,21 +167,23 @@ class Server:
             self._flush_due = True
             self._loop.call_soon(self._flush)
 
-    def send(self, connection: "Connection", data: bytes, grants: str | None) -> None:
+    def send(self, connection: "Connection", data: bytes, promises: str | None) -> None:
         """Send these bytes at the end of this turn."""
-        self._outgoing.append((connection, data, grants))
+        self._outgoing.append((connection, data, promises))
         self.flush_soon()
 
     def _flush(self) -> None:
         self._flush_due = False
-        revoked = self._commit()
+        broken = self._commit()
         reach("reply.before-send")
         outgoing, self._outgoing = self._outgoing, []
-        for connection, data, grants in outgoing:
-            if grants is not None and grants in revoked:
-                connection.write(_failure(revoked[grants]))
+        for connection, data, promises in outgoing:
+            if promises is not None and promises in broken:
+                connection.write(_failure(broken[promises]))
             else:
                 connection.write(data)
+        for connection in {connection for connection, _, _ in outgoing if connection.refused}:
+            connection.close()
 
 
 class Connection(asyncio.Protocol):
@@ -182,6 +193,8 @@ class Connection(asyncio.Protocol):
         self.server = server
         self.peer = Peer(0, -1, frozenset())
         self.gone = False
+        self.refused = False
+        """Whether the client hears no more than what is on its way."""
         self.may_write = asyncio.Event()
         self.may_write.set()
         self._transport: asyncio.Transport | None = None
@@ -210,6 +223,8 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take in whole messages, each ended by NUL."""
+        if self.refused:
+            return
         self._unread += data
         self._go_on()
 
@@ -238,17 +253,19 @@ class Connection(asyncio.Protocol):
         self._go_on_soon()
 
     def _refuse(self, sentence: str) -> None:
-        self.write(_failure(wire.BadMessage(sentence)))
-        self.close()
+        """Say why this connection is over, after what is on its way, and close it."""
+        self.refused = True
+        self._unread = b""
+        self.server.send(self, _failure(wire.BadMessage(sentence)), None)
 
     # -- replies ----------------------------------------------------------------------------------------------------
 
-    def send(self, call: Call, data: bytes, *, last: bool, grants: str | None = None) -> None:
+    def send(self, call: Call, data: bytes, *, last: bool, promises: str | None = None) -> None:
         """Queue a reply for the end of this turn; after the last one, the next call of the client gets its turn."""
         if self.gone or call is not self._current:
             return
         if not call.oneway:
-            self.server.send(self, data, grants)
+            self.server.send(self, data, promises)
         if last:
             self._current = None
             if self._unread:
@@ -288,7 +305,7 @@ class Connection(asyncio.Protocol):
     def _go_on(self) -> None:
         self._due = False
         for _ in range(CALLS_A_TURN):
-            if self._current is not None or self.gone or not self.may_write.is_set():
+            if self._current is not None or self.gone or self.refused or not self.may_write.is_set():
                 break
             message, nul, rest = self._unread.partition(b"\0")
             if not nul or len(message) > wire.MAX_MESSAGE:
@@ -302,9 +319,7 @@ class Connection(asyncio.Protocol):
         self._read(on=self.may_write.is_set())
         # A client may send ahead while a call of its own is under way, but not without bound.
         if len(self._unread) > wire.MAX_MESSAGE and not self.gone and self.may_write.is_set():
-            sentence = f"a message or calls sent ahead are longer than {wire.MAX_MESSAGE} bytes; closing"
-            self._unread = b""
-            self._refuse(sentence)
+            self._refuse(f"a message or calls sent ahead are longer than {wire.MAX_MESSAGE} bytes; closing")
 
     def _dispatch(self, message: bytes) -> None:
         call = self._current = Call(self, more=False, oneway=False)

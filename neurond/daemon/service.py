@@ -24,12 +24,16 @@ from neurond.daemon.broker import Broker, Rules
 from neurond.daemon.checking import Checking
 from neurond.daemon.containers import Containers
 from neurond.daemon.discovery import Discovery, Source
+from neurond.daemon.fence import Fence
+from neurond.daemon.launching import Launching
 from neurond.daemon.logs import configure_logs
+from neurond.daemon.managing import Managing
 from neurond.daemon.points import reach
 from neurond.daemon.recovery import recover
 from neurond.daemon.requests import Requests
 from neurond.daemon.server import Server, most_connections
 from neurond.host import processes, systemd
+from neurond.host.cdi import CdiFile
 from neurond.host.docker import Engine
 from neurond.host.journal import Journal
 from neurond.host.rundir import BACKLOG, AlreadyRunning, RunDir
@@ -49,6 +53,8 @@ class Options:
     runtime_dir: Path
     simulate: str | None
     engine_url: str
+    cdi_dir: Path | None
+    stop_conflicts: bool
     log_level: str
     log_json: bool | None
 
@@ -92,34 +98,32 @@ async def _run(options: Options, undo: ExitStack) -> None:
     ledger = Ledger(discovery.kind.topology, discovery.kind.name)
     journal = Journal(rundir.path, processes.boot_id())
     undo.callback(journal.close)
-    engine = Engine(options.engine_url)
-    recovered = recover(ledger, journal, engine, chips)
+    engine, home = Engine(options.engine_url), str(rundir.path.resolve())
+    recovered = recover(ledger, journal, engine, home, chips)
     rules = Rules(
         lnc=views.lnc_of(discovery.kind, discovery.sysfs.logical_cores()),
         gid=_gid(GROUP),
+        engine_gid=_gid(ENGINE_GROUP),
         uid=os.geteuid(),
         note=lambda: discovery.note(ledger.chips),
     )
     broker = Broker(ledger, journal, rules, recovered.seq)
+    fence = Fence(ledger, CdiFile(options.cdi_dir, _file_name(home)) if options.cdi_dir else None)
+    broker.before_replies = fence.update
     await broker.start(recovered.events)
-    requests = Requests(broker)
-    containers = Containers(broker, requests, engine, _gid(ENGINE_GROUP))
-    about = About(broker, simulated, engine)
+    containers = Containers(broker, engine, fence, home, stop_conflicts=options.stop_conflicts)
     await containers.try_to_look()
+    await broker.known()
+    requests = Requests(broker, home, fence)
+    launching = Launching(broker, requests, containers, fence)
+    managing = Managing(broker, requests, containers, launching)
     checking = Checking(broker, containers, discovery)
-    server = Server(
-        requests.handlers() | containers.handlers() | about.handlers() | checking.handlers(), broker.commit, most
-    )
+    answering = (requests, launching, managing, checking, About(broker, simulated, engine))
+    server = Server(answering, broker.commit, most)
     broker.server = server
-    server.on_disconnect.append(broker.disconnected)
+    server.on_disconnect += [broker.disconnected, managing.disconnected]
 
-    listener = systemd.activated_socket()
-    inode = None
-    if listener is None:
-        listener = rundir.bind(rules.gid)
-        inode = rundir.socket.lstat().st_ino
-    undo.callback(rundir.release, inode)
-    listening = await asyncio.get_running_loop().create_unix_server(server.connection, sock=listener, backlog=BACKLOG)
+    listening = await _listen(server, rundir, rules, undo)
     tasks = [
         asyncio.create_task(discovery.follow(broker.take_chips)),
         asyncio.create_task(broker.usage.follow()),
@@ -145,6 +149,17 @@ async def _run(options: Options, undo: ExitStack) -> None:
             if simulated is not None:
                 simulated.remove_all()
         log.info("neurond.stopped", leases=len(ledger.leases))
+
+
+async def _listen(server: Server, rundir: RunDir, rules: Rules, undo: ExitStack) -> asyncio.Server:
+    """Take the socket that systemd hands over, or make one."""
+    listener = systemd.activated_socket()
+    inode = None
+    if listener is None:
+        listener = rundir.bind(rules.gid)
+        inode = rundir.socket.lstat().st_ino
+    undo.callback(rundir.release, inode)
+    return await asyncio.get_running_loop().create_unix_server(server.connection, sock=listener, backlog=BACKLOG)
 
 
 def _say_ready(rundir: RunDir, ledger: Ledger, note: str | None) -> None:
@@ -202,6 +217,11 @@ def _discovery(simulated: SimulatedHost | None) -> Discovery:
 
         source, sysfs = Udev(), Sysfs()
     return Discovery(source, sysfs, catalog.look_up(sysfs.product_name()))
+
+
+def _file_name(home: str) -> str:
+    """Return a name for a file beside those of other daemons: that of the runtime directory."""
+    return home.removeprefix("/run/").strip("/").replace("/", "-") if home != "/run/neurond" else "neurond"
 
 
 def _gid(name: str) -> int | None:

@@ -15,7 +15,7 @@ import structlog
 from neurond.host import processes
 from neurond.host.opens import Opens
 from neurond.ledger.chips import Chip, User, mask_of
-from neurond.ledger.leases import ByConnection, ByContainer, ByProcess, Lease
+from neurond.ledger.leases import ByConnection, ByProcess, Lease, OnContainers
 
 log = structlog.get_logger()
 
@@ -125,8 +125,8 @@ def belongs(seen: Seen, lease: Lease) -> bool:
     at its end, every process of its owner on its chips is taken to be left over from it.
     """
     binding = lease.binding
-    if isinstance(binding, ByContainer):
-        return bool(binding.id) and seen.user.container == binding.id
+    if isinstance(binding, OnContainers):
+        return any(one and seen.user.container == one for _, one in binding.containers)
     if isinstance(binding, ByProcess | ByConnection) and binding.pid in seen.ancestors:
         return True
     same_owner = seen.uid == lease.owner.uid

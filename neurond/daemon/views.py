@@ -1,6 +1,7 @@
 """The ledger as clients see it."""
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from neurond import wire
@@ -9,18 +10,21 @@ from neurond.daemon.broker import Broker
 from neurond.host import processes
 from neurond.ledger.chips import Chip, User
 from neurond.ledger.cores import core_ids
-from neurond.ledger.leases import ByConnection, ByContainer, ByProcess, ByTime, Lease
+from neurond.ledger.leases import ByConnection, ByContainer, ByProcess, ByTask, ByTime, Lease, OnContainers
 from neurond.ledger.ledger import Ledger, describe
 
+Described = Mapping[int, processes.Process | None]
+"""Processes by pid, None for those that are gone."""
 
-def chip_view(broker: Broker, index: int) -> wire.ChipView:
+
+def chip_view(broker: Broker, index: int, described: Described) -> wire.ChipView:
     """Return one chip, present or lost."""
     ledger, lnc = broker.ledger, broker.rules.lnc
     chip = ledger.chips.get(index)
     lease = ledger.holder_of(index)
     known = chip or Chip(index, f"/dev/neuron{index}", 0, 0, problem="vanished from the host")
     foreign = [user_view(user) for user in ledger.foreign.get(index, ())]
-    holders = holders_of(broker, lease) if lease is not None else foreign
+    holders = holders_of(broker, lease, described) if lease is not None else foreign
     return wire.ChipView(
         neuron_device=index,
         state=ledger.state_of(index),
@@ -52,18 +56,23 @@ def chip_view(broker: Broker, index: int) -> wire.ChipView:
     )
 
 
-def holders_of(broker: Broker, lease: Lease) -> list[wire.Holder]:
+def holders_of(broker: Broker, lease: Lease, described: Described) -> list[wire.Holder]:
     """Return who has the chips of a lease: by its binding, or at its end whoever has them open still."""
     if lease.state in {"draining", "stuck"}:
         return [user_view(user) for user in broker.left_over(lease.id) or lease.users]
     match lease.binding:
         case ByProcess(pid) | ByConnection(pid):
-            process = processes.describe(pid)
+            process = described.get(pid)
             return [wire.Holder(pid, process.user, process.command)] if process else []
-        case ByContainer(name, container_id):
-            return [wire.Holder(container=name, container_id=container_id or None)]
+        case ByContainer() | ByTask():
+            return [wire.Holder(container=name, container_id=one or None) for name, one in binding_of(lease)]
         case _:
             return []
+
+
+def binding_of(lease: Lease) -> tuple[tuple[str, str], ...]:
+    """Return name and id of the containers that a lease is bound to."""
+    return lease.binding.containers if isinstance(lease.binding, OnContainers) else ()
 
 
 def user_view(user: User) -> wire.Holder:
@@ -73,15 +82,16 @@ def user_view(user: User) -> wire.Holder:
 
 def ended_view(broker: Broker, lease: Lease, reason: str) -> wire.LeaseView:
     """Return a lease that has ended, and why."""
-    return lease_view(broker, replace(lease, state="ended", why=reason))
+    return lease_view(broker, replace(lease, state="ended", why=reason), {})
 
 
-def lease_view(broker: Broker, lease: Lease) -> wire.LeaseView:
+def lease_view(broker: Broker, lease: Lease, described: Described) -> wire.LeaseView:
     """Return one lease."""
     binding = lease.binding
-    holders = holders_of(broker, lease) if lease.state != "ended" else []
+    holders = holders_of(broker, lease, described) if lease.state != "ended" else []
     holds = lease.state not in {"queued", "ended"}
     level, why_level = broker.access.level(lease) if holds else (None, None)
+    named = binding_of(lease)
     until = None
     if isinstance(binding, ByTime):
         until = time.time() + binding.deadline - processes.boottime()
@@ -96,8 +106,8 @@ def lease_view(broker: Broker, lease: Lease) -> wire.LeaseView:
         name=lease.name,
         pid=binding.pid if isinstance(binding, ByProcess | ByConnection) else None,
         command=holders[0].command if holders else None,
-        container=binding.name if isinstance(binding, ByContainer) else None,
-        container_id=(binding.id or None) if isinstance(binding, ByContainer) else None,
+        container=", ".join(name for name, _ in named) or None,
+        container_id=", ".join(one for _, one in named if one) or None,
         until=until,
         lost=list(lease.lost),
         asked=describe(lease.want),
@@ -119,19 +129,24 @@ def environment(ledger: Ledger, lease: Lease, lnc: int) -> dict[str, str]:
         "NEUROND_CHIPS": ",".join(map(str, lease.chips)),
         "NEURON_PROCESS_TAG": f"neurond-{lease.id}",
     }
-    cores = lease_cores(ledger, lease, lnc)
+    cores = cores_of(ledger, lease.chips, lnc)
     if cores:
         env["NEURON_RT_VISIBLE_CORES"] = ",".join(map(str, cores))
     return env
 
 
-def lease_cores(ledger: Ledger, lease: Lease, lnc: int) -> list[int]:
-    """Return the host-wide logical core ids of a lease; empty where they are not known."""
-    counts = {ledger.chips[index].cores if index in ledger.chips else None for index in lease.chips}
+def cores_of(ledger: Ledger, chips: Sequence[int], lnc: int) -> list[int]:
+    """Return the host-wide logical core ids of these chips; empty where they are not known."""
+    counts = {ledger.chips[index].cores if index in ledger.chips else None for index in chips}
     cores = counts.pop() if len(counts) == 1 else None
-    return core_ids(lease.chips, cores, lnc) if cores else []
+    return core_ids(chips, cores, lnc) if cores else []
 
 
 def lnc_of(kind: InstanceType, host: int | None) -> int:
     """Return the logical core configuration in force: the host's own setting, else the type's default."""
     return host if host and (not kind.known or kind.cores % host == 0) else kind.lnc
+
+
+def nodes(ledger: Ledger, lease: Lease) -> dict[str, str]:
+    """Return the device nodes of a lease's chips on the host, by the chip's number."""
+    return {str(index): ledger.chips[index].node for index in lease.chips if index in ledger.chips}

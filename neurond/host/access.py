@@ -34,16 +34,6 @@ def why_open(node: str) -> str | None:
     return None
 
 
-def users(node: str) -> set[int]:
-    """Return the uids that have an entry of their own in a node's list."""
-    try:
-        content = os.getxattr(node, ATTRIBUTE)
-    except OSError:
-        return set()
-    entries = struct.iter_unpack("<HHI", content[4:])
-    return {uid for tag, _, uid in entries if tag == USER}
-
-
 def allow(node: str, uids: Collection[int]) -> None:
     """Let exactly these users open a node, and root; nobody else, the owning group neither. Raises OSError."""
     entries = [(USER_OBJ, READ_WRITE, NOBODY_IN_PARTICULAR)]

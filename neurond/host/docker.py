@@ -5,11 +5,12 @@ The SDK is imported at the first use: it takes a quarter of a second, and a host
 
 import errno
 import os
+import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 DEFAULT_URL = "unix:///var/run/docker.sock"
 TIMEOUT = 60
+QUICK_TIMEOUT = 10
+"""Seconds that a question may take: an engine that hangs on one container must not keep us from the others for long."""
 LABEL = "io.neurond.lease"
 STREAMS = {1: "stdout", 2: "stderr"}
 NOT_FOUND, CONFLICT = 404, 409
@@ -35,32 +38,13 @@ class EngineUnreachable(EngineError):
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
-    """A container to create. Values are as in `docker run`; `devices` maps a node on the host to its path inside."""
-
-    name: str
-    image: str
-    command: Sequence[str] = ()
-    devices: Mapping[str, str] = field(default_factory=dict)
-    env: Sequence[str] = ()
-    labels: Mapping[str, str] = field(default_factory=dict)
-    volumes: Sequence[str] = ()
-    ulimits: Sequence[str] = ()
-    cap_add: Sequence[str] = ()
-    workdir: str | None = None
-    user: str | None = None
-    shm_size: str | None = None
-    network: str | None = None
-    ipc: str | None = None
-    entrypoint: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Container:
     """A container as the engine knows it; `status` is its word: created, running, paused, restarting, exited, dead.
 
     Only `inspect` tells the rest: the exit code (of the last end, if any), the paths on the host of the devices given
-    to it, whether it is privileged, and the pid of its main process (0 if it does not run).
+    to it, their names where they were given by name (`cdi`), the rules of its device cgroup, whether it is privileged,
+    the name of its restart policy, the pid of its main process (0 if it does not run), and its health, if that is
+    watched.
     """
 
     id: str
@@ -70,12 +54,16 @@ class Container:
     labels: Mapping[str, str]
     exit_code: int | None = None
     devices: tuple[str, ...] = ()
+    cdi: tuple[str, ...] = ()
+    cgroup_rules: tuple[str, ...] = ()
     privileged: bool = False
+    restart: str = "no"
     pid: int = 0
+    health: str = ""
 
     @property
     def lives(self) -> bool:
-        """Whether it runs, or the engine will start it again by itself."""
+        """Whether it runs or is paused, or the engine is about to start it again by itself."""
         return self.status in {"running", "paused", "restarting"}
 
 
@@ -106,81 +94,64 @@ class Engine:
 
     def __init__(self, url: str = DEFAULT_URL) -> None:
         self.url = url
-        self._client: docker.APIClient | None = None
+        self._clients: dict[int, docker.APIClient] = {}
         self._lock = threading.Lock()
 
     def version(self) -> str:
         """Return the engine's version, as in "20.10.24". Raises EngineUnreachable."""
         return str(self._ask(lambda api: api.version())["Version"])
 
-    def has_image(self, image: str) -> bool:
-        """Tell whether an image is there without pulling it."""
+    def cdi_directories(self) -> list[str]:
+        """Return the directories in which the engine looks for CDI specs; empty if it has no CDI, or has it off."""
+        return list(self._ask(lambda api: api.info(), QUICK_TIMEOUT).get("CDISpecDirs") or ())
+
+    def image_env(self, image: str) -> list[str] | None:
+        """Return the NAME=VALUE that an image sets; None if it is not there. Nothing is pulled."""
         try:
-            self._ask(lambda api: api.inspect_image(image))  # type: ignore[no-untyped-call]
+            raw = self._ask(lambda api: api.inspect_image(image))  # type: ignore[no-untyped-call]
         except EngineError as error:
             if error.status == NOT_FOUND:
-                return False
+                return None
             raise
-        return True
+        return list((raw.get("Config") or {}).get("Env") or ())
 
-    def pull(self, image: str, tell: Callable[[str], bool]) -> None:
+    def pull(self, image: str, tell: Callable[[str], bool], platform: str | None = None) -> None:
         """Pull an image; `tell` gets lines for people and returns False to stop the pull."""
         repository, tag = _split_image(image)
-        for line in self._ask(lambda api: api.pull(repository, tag=tag, stream=True, decode=True)):
+        for line in self._ask(lambda api: api.pull(repository, tag=tag, stream=True, decode=True, platform=platform)):
             if "error" in line:
                 raise EngineError(f"cannot pull {image}: {line['error']}", 500)
             if not tell(" ".join(filter(None, (line.get("id"), line.get("status"), line.get("progress"))))):
                 return
 
-    def create(self, spec: Spec) -> str:
-        """Create a container and return its id. Raises EngineError; nothing is left behind then."""
+    def create(self, name: str, body: Mapping[str, Any], platform: str | None = None) -> str:
+        """Create a container of the Engine API's form (see spec.py) and return its id.
 
-        def work(api: "docker.APIClient") -> str:
-            import docker.utils  # noqa: PLC0415
-
-            try:
-                shm_size = int(docker.utils.parse_bytes(spec.shm_size)) if spec.shm_size else None
-            except docker.errors.DockerException as error:
-                raise EngineError(f"--shm-size {spec.shm_size}: {error}") from None
-            host_config = api.create_host_config(
-                binds=[volume for volume in spec.volumes if ":" in volume],
-                # Dictionaries: a text such as "/dev/neuron0:rw" would be read as a path inside called "rw".
-                devices=[
-                    {"PathOnHost": node, "PathInContainer": path, "CgroupPermissions": "rw"}  # type: ignore[misc]
-                    for node, path in spec.devices.items()
-                ],
-                cap_add=list(spec.cap_add),
-                ulimits=[
-                    docker.types.Ulimit(name=name, soft=soft, hard=hard)
-                    for name, soft, hard in map(parse_ulimit, spec.ulimits)
-                ],
-                shm_size=shm_size,
-                network_mode=spec.network or "default",
-                ipc_mode=spec.ipc,
-            )
-            made = api.create_container(
-                spec.image,
-                command=list(spec.command) or None,
-                name=spec.name,
-                environment=list(spec.env),
-                labels=dict(spec.labels),
-                volumes=[volume for volume in spec.volumes if ":" not in volume] or None,
-                working_dir=spec.workdir,
-                user=spec.user,
-                entrypoint=None if spec.entrypoint is None else [spec.entrypoint],
-                host_config=host_config,
-            )
-            return str(made["Id"])
-
-        return self._ask(work)  # type: ignore[no-any-return]
+        Raises EngineError; nothing is left behind then, unless the answer was lost.
+        """
+        made = self._ask(lambda api: api.create_container_from_config(dict(body), name, platform))  # type: ignore[no-untyped-call]
+        return str(made["Id"])
 
     def start(self, container: str) -> None:
         """Start a created container."""
         self._ask(lambda api: api.start(container))
 
-    def attach(self, container: str) -> Output:
+    def attach(self, container: str, *, tty: bool = False) -> Output:
         """Return the output of a container from now on."""
-        return self._output("POST", f"/containers/{container}/attach", {"stream": 1, "stdout": 1, "stderr": 1})
+        wanted = {"stream": 1, "stdout": 1, "stderr": 1}
+        return self._output("POST", f"/containers/{container}/attach", wanted, framed=not tty)
+
+    def input(self, container: str) -> socket.socket:
+        """Return a socket whose data go to the standard input of a container; shut it down to end that."""
+
+        def work(api: "docker.APIClient") -> socket.socket:
+            attached = api.attach_socket(container, {"stdin": 1, "stream": 1})
+            sock: socket.socket = getattr(attached, "_sock", attached)
+            own = sock.dup()  # docker-py's object closes its own when it is collected
+            own.settimeout(None)
+            return own
+
+        return self._ask(work)  # type: ignore[no-any-return]
 
     def logs(self, container: str, *, follow: bool, tail: int | None) -> Output:
         """Return the output so far, `tail` lines of it or all, and what follows if asked for."""
@@ -194,11 +165,12 @@ class Engine:
         The list can lag behind: Docker 20.10 tells of a container's end before its list shows it.
         """
         try:
-            raw = self._ask(lambda api: api.inspect_container(container))
+            raw = self._ask(lambda api: api.inspect_container(container), QUICK_TIMEOUT)
         except EngineError as error:
             if error.status == NOT_FOUND:
                 return None
             raise
+        host = raw["HostConfig"]
         return Container(
             raw["Id"],
             raw["Name"].lstrip("/"),
@@ -206,9 +178,18 @@ class Engine:
             raw["State"]["Status"],
             raw["Config"].get("Labels") or {},
             exit_code=int(raw["State"]["ExitCode"]),
-            devices=tuple(str(device["PathOnHost"]) for device in raw["HostConfig"].get("Devices") or ()),
-            privileged=bool(raw["HostConfig"].get("Privileged")),
+            devices=tuple(str(device["PathOnHost"]) for device in host.get("Devices") or ()),
+            cdi=tuple(
+                name
+                for request in host.get("DeviceRequests") or ()
+                if request.get("Driver") == "cdi"
+                for name in request.get("DeviceIDs") or ()
+            ),
+            cgroup_rules=tuple(host.get("DeviceCgroupRules") or ()),
+            privileged=bool(host.get("Privileged")),
+            restart=(host.get("RestartPolicy") or {}).get("Name") or "no",
             pid=int(raw["State"].get("Pid") or 0),
+            health=(raw["State"].get("Health") or {}).get("Status") or "",
         )
 
     def containers(self) -> list[Container]:
@@ -228,12 +209,17 @@ class Engine:
                 raw.get("State", "unknown"),
                 raw.get("Labels") or {},
             )
-            for raw in self._ask(lambda api: api.containers(**wanted))
+            for raw in self._ask(lambda api: api.containers(**wanted), QUICK_TIMEOUT)
         ]
 
-    def stop(self, container: str, timeout: int) -> None:
-        """Stop a container: its stop signal, then SIGKILL after `timeout` seconds."""
-        self._ask(lambda api: api.stop(container, timeout=timeout))
+    def stop(self, container: str, grace: int | None) -> None:
+        """Stop a container: its stop signal, then SIGKILL after `grace` seconds (None: its own, or 10)."""
+
+        def work(api: "docker.APIClient") -> None:
+            own = api.inspect_container(container)["Config"].get("StopTimeout")
+            api.stop(container, timeout=grace if grace is not None else 10 if own is None else int(own))
+
+        self._ask(work)
 
     def remove(self, container: str) -> None:
         """Remove a container with its anonymous volumes, running or not; gone already is done."""
@@ -245,7 +231,7 @@ class Engine:
 
     def events(self, tell: Callable[[], None]) -> None:
         """Call `tell` whenever something happens to a container, until the stream ends. Raises EngineError."""
-        wanted = {"type": "container", "event": ["start", "die", "destroy", "pause", "unpause"]}
+        wanted = {"type": "container", "event": ["start", "die", "destroy", "pause", "unpause", "rename", "update"]}
         for _ in self._ask(lambda api: api.events(filters=wanted, decode=True)):
             tell()
 
@@ -260,7 +246,7 @@ class Engine:
 
         return self._ask(work)  # type: ignore[no-any-return]
 
-    def _ask(self, work: Callable[["docker.APIClient"], Any]) -> Any:
+    def _ask(self, work: Callable[["docker.APIClient"], Any], timeout: int = TIMEOUT) -> Any:
         path = self.url.removeprefix("unix://")
         if path != self.url and not os.path.exists(path):  # noqa: PTH110 - before anything slow is imported
             self._lost(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
@@ -268,22 +254,22 @@ class Engine:
         import requests  # noqa: PLC0415
 
         try:
-            return work(self._connected())
+            return work(self._connected(timeout))
         except docker.errors.APIError as error:
             raise EngineError(str(error.explanation or error), error.status_code or 0) from error
         except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as error:
             self._lost(error)
 
-    def _connected(self) -> "docker.APIClient":
+    def _connected(self, timeout: int) -> "docker.APIClient":
         import docker  # noqa: PLC0415
 
         with self._lock:
-            if self._client is None:
-                self._client = docker.APIClient(base_url=self.url, version="auto", timeout=TIMEOUT)
-            return self._client
+            if timeout not in self._clients:
+                self._clients[timeout] = docker.APIClient(base_url=self.url, version="auto", timeout=timeout)
+            return self._clients[timeout]
 
     def _lost(self, error: Exception) -> NoReturn:
-        self._client = None
+        self._clients = {}
         cause: BaseException = error
         while cause.__cause__ or cause.__context__:
             cause = cause.__cause__ or cause.__context__ or cause
@@ -302,18 +288,6 @@ def _frames(response: Any, *, framed: bool) -> Iterator[tuple[str, bytes]]:
     while len(header := response.raw.read(8)) == 8:
         stream, length = struct.unpack(">BxxxL", header)
         yield STREAMS.get(stream, "stdout"), response.raw.read(length)
-
-
-def parse_ulimit(text: str) -> tuple[str, int, int]:
-    """Read NAME=SOFT[:HARD] into its parts; raises ValueError with a sentence."""
-    name, equals, limits = text.partition("=")
-    soft, _, hard = limits.partition(":")
-    try:
-        if name and equals:
-            return name, int(soft), int(hard or soft)
-    except ValueError:
-        pass
-    raise ValueError(f"--ulimit {text}: the form is NAME=SOFT[:HARD], as in memlock=-1:-1")
 
 
 def _split_image(image: str) -> tuple[str, str | None]:

@@ -93,6 +93,14 @@ class LeaseStuck:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseRevived:
+    """A lease that was at its end goes on: its container was started again before its chips were free."""
+
+    kind: ClassVar[str] = "lease.revived"
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseEnded:
     """A lease is over (or a request stopped waiting), and its chips are free."""
 
@@ -112,6 +120,7 @@ Event = (
     | LeaseBound
     | LeaseDraining
     | LeaseStuck
+    | LeaseRevived
     | LeaseEnded
 )
 
@@ -128,6 +137,7 @@ KINDS: dict[str, type[Event]] = {
         LeaseBound,
         LeaseDraining,
         LeaseStuck,
+        LeaseRevived,
         LeaseEnded,
     )
 }

@@ -56,6 +56,25 @@ class ByContainer(Binding):
     id: str = ""
     kind: Literal["container"] = "container"
 
+    @property
+    def containers(self) -> tuple[tuple[str, str], ...]:
+        """Name and id of each container that it names."""
+        return ((self.name, self.id),)
+
+
+@dataclass(frozen=True, slots=True)
+class ByTask(Binding):
+    """Ends when the last container of a task has exited or is removed; an empty id is an intent to create it."""
+
+    names: tuple[str, ...]
+    ids: tuple[str, ...]
+    kind: Literal["task"] = "task"
+
+    @property
+    def containers(self) -> tuple[tuple[str, str], ...]:
+        """Name and id of each container that it names."""
+        return tuple(zip(self.names, self.ids, strict=True))
+
 
 @dataclass(frozen=True, slots=True)
 class ByConnection(Binding):
@@ -76,9 +95,13 @@ class ByTime(Binding):
 BINDINGS: dict[str, type[Binding]] = {
     "process": ByProcess,
     "container": ByContainer,
+    "task": ByTask,
     "connection": ByConnection,
     "time": ByTime,
 }
+
+
+OnContainers = ByContainer | ByTask
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +111,9 @@ class Lease:
     `since` is the wall clock (seconds since the epoch) of the request while queued, then of the grant; it is for
     people. `chips` is empty while queued. `lost` are chips that vanished from the host while held. `why` says why a
     draining lease is at its end. `key` is the client's own name for the request, so that asking twice gives one lease.
-    `enforce` says that the holder asked to be confined to its chips. `users` are the processes that a stuck lease
-    waits for.
+    `ttl` is the time limit in seconds that was asked for, 0 without one. `enforce` says that the holder asked to be
+    confined to its chips, `for_container` that the process which holds it is about to start the container that will:
+    the lease goes over to the one that carries its label. `users` are the processes that a stuck lease waits for.
     """
 
     id: str
@@ -103,5 +127,7 @@ class Lease:
     lost: tuple[int, ...] = ()
     why: str = ""
     key: str = ""
+    ttl: float = 0
     enforce: bool = False
+    for_container: Literal["", "run", "create"] = ""
     users: tuple[User, ...] = ()

@@ -23,6 +23,7 @@ from neurond.ledger.events import (
     LeaseEnded,
     LeaseGranted,
     LeaseQueued,
+    LeaseRevived,
     LeaseStuck,
     Opened,
 )
@@ -96,12 +97,9 @@ class Ledger:
             return "foreign"
         return "quarantined" if self.chips[index].problem else "free"
 
-    def waits_ahead(self) -> Lease | None:
-        """Return the first waiting request that the chips on this host could serve, if any.
-
-        One that they could not serve (chips are missing) keeps its place but holds up nobody.
-        """
-        return next((lease for lease in self.queue.values() if self._fit(lease.want, self._usable)), None)
+    def waits_ahead(self, among: int = -1) -> Lease | None:
+        """Return the first waiting request that has a claim on one of these chips, if any."""
+        return next((lease for lease in self.queue.values() if self._claim(lease.want) & among), None)
 
     def why_not(self, want: Want, now: float) -> NoCapacity:
         """Return the error that says why this request can't be had now, and who is in the way."""
@@ -131,7 +129,7 @@ class Ledger:
         holders = [lease for lease in self.leases.values() if mask_of(lease.chips) & wanted]
         fits = bool(self._fit(want, self.free))
         sentence = why_not(asked, self.free & wanted, size, fits=fits, holders=holders, problems=problems, now=now)
-        ahead = self.waits_ahead()
+        ahead = self.waits_ahead(wanted)
         if ahead is not None and fits:
             sentence += f"; request {ahead.id} ({ahead.owner.name}) waits ahead for {describe(ahead.want)}"
         return NoCapacity(sentence, holders)
@@ -162,7 +160,9 @@ class Ledger:
         name: str = "",
         wait: bool = False,
         key: str = "",
+        ttl: float = 0,
         enforce: bool = False,
+        for_container: Literal["", "run", "create"] = "",
     ) -> tuple[Lease, list[Event]]:
         """Grant chips, or queue the request if `wait`; `now` is the wall clock.
 
@@ -171,16 +171,25 @@ class Ledger:
         self.check(want)
         if self.paused:
             raise NoCapacity(self.paused)
-        blocked = bool(self.queue) and self.waits_ahead() is not None
-        mask = 0 if blocked else self._fit(want, self.free)
-        lease_id = f"{self.epoch}-{self._next_number}"
-        if mask:
-            lease = Lease(lease_id, "active", owner, want, binding, now, chips_of(mask), name, key=key, enforce=enforce)
-            return lease, [self._apply(LeaseGranted(lease))]
-        if not wait or not (want.missing_ok or self._fit(want, self._usable)):
+        mask = self._fit(want, self.free & ~self._claimed())
+        if not mask and not (wait and (want.missing_ok or self._fit(want, self._usable))):
             raise self.why_not(want, now)
-        lease = Lease(lease_id, "queued", owner, want, binding, now, (), name, key=key, enforce=enforce)
-        return lease, [self._apply(LeaseQueued(lease))]
+        lease_id = f"{self.epoch}-{self._next_number}"
+        lease = Lease(
+            lease_id,
+            "active" if mask else "queued",
+            owner,
+            want,
+            binding,
+            now,
+            chips_of(mask),
+            name,
+            key=key,
+            ttl=ttl,
+            enforce=enforce,
+            for_container=for_container,
+        )
+        return lease, [self._apply(LeaseGranted(lease) if mask else LeaseQueued(lease))]
 
     def resume(self, now: float) -> list[Event]:
         """Grant again, beginning with those who waited meanwhile."""
@@ -243,6 +252,11 @@ class Ledger:
             return self.end(lease_id, reason, now)
         return [self._apply(LeaseDraining(lease_id, reason))] if lease.state == "active" else []
 
+    def revive(self, lease_id: str) -> list[Event]:
+        """Let a lease go on that was at its end, as what it is bound to has come back before its chips were free."""
+        lease = self.get(lease_id)
+        return [self._apply(LeaseRevived(lease_id))] if lease.state in {"draining", "stuck"} else []
+
     def end(self, lease_id: str, reason: str, now: float) -> list[Event]:
         """End a lease or a waiting request, and serve the queue. Raises NoSuchLease the second time."""
         self.get(lease_id)
@@ -288,6 +302,8 @@ class Ledger:
                 self._on_chip_foreign(index, users)
             case LeaseStuck(lease_id, users):
                 self._change(lease_id, state="stuck", users=users)
+            case LeaseRevived(lease_id):
+                self._change(lease_id, state="active", why="", users=())
             case Opened():
                 self.epoch = event.epoch
                 self._next_number = event.next_number
@@ -360,16 +376,37 @@ class Ledger:
             return 0  # chips are missing, and those that are there do not belong together
         return mask if mask & among == mask else 0
 
+    def _claim(self, want: Want) -> int:
+        """Return the mask of the chips that a request has a claim on while it waits: those it named, else all.
+
+        One that the chips on this host could not serve (some are missing) keeps its place, but holds up nobody.
+        """
+        if not self._fit(want, self._usable):
+            return 0
+        return mask_of(want.chips) if want.chips else self._usable
+
+    def _claimed(self) -> int:
+        """Return the mask of the chips that somebody waits for, whom a later request must not overtake."""
+        claimed = 0
+        for lease in self.queue.values():
+            claimed |= self._claim(lease.want)
+            if claimed == self._usable:
+                break
+        return claimed
+
     def _serve(self, now: float) -> list[Event]:
-        """Grant from the head of the queue, as far as it goes."""
+        """Grant to those who wait, in their order; nobody gets a chip that one before waits for."""
         events: list[Event] = []
+        claimed = 0
         for lease in () if self.paused else tuple(self.queue.values()):
-            mask = self._fit(lease.want, self.free & ~self.doubted)
+            mask = self._fit(lease.want, self.free & ~self.doubted & ~claimed)
             if mask:
                 granted = replace(lease, state="active", chips=chips_of(mask), since=now)
                 events.append(self._apply(LeaseGranted(granted)))
-            elif self._fit(lease.want, self._usable):
-                break
+            else:
+                claimed |= self._claim(lease.want)
+                if claimed == self._usable:
+                    break
         return events
 
     def check(self, want: Want) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from neurond import wire
-from neurond.daemon.requests import MOST_WAITING
+from neurond.daemon.broker import MOST_WAITING
 from neurond.daemon.server import MOST_CONNECTIONS
 from tests.daemon.support import (
     ME,

@@ -1,12 +1,15 @@
 """A journal that can't be written, as the runtime directory is full: nothing new is promised, nothing old is lost."""
 
+import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from neurond.client import NeurondError
 from tests.daemon.support import Raw, process, wait_in_line
 from tests.harness import Daemon, eventually
 
@@ -34,7 +37,13 @@ def fill(daemon: Daemon, lease: str) -> None:
     with (daemon.directory / "filler").open("wb", buffering=0) as file, suppress(OSError):
         while file.write(b"x" * 4096):
             pass
-    while problem(daemon) is None:
+    with suppress(NeurondError):  # the last one says that it could not be recorded
+        renew_for_ever(daemon, lease)
+
+
+def renew_for_ever(daemon: Daemon, lease: str) -> NoReturn:
+    """Renew a lease until that fails."""
+    while True:
         daemon.call("Renew", lease=lease, ttl=600)
 
 
@@ -83,11 +92,11 @@ def test_it_recovers_by_itself(small: Daemon) -> None:
 def test_what_ended_meanwhile_is_recorded_later(small: Daemon, how: str) -> None:
     """Leases can end while the journal can't be written; once it can, their ends are in it, for the next daemon too."""
     kept = small.call("Acquire", count=4, ttl=600, name="kept")["lease"]
-    released = small.call("Acquire", count=4, ttl=600)["lease"]
-    with process() as held:
+    with process() as held, small.client() as client:
+        client.call("Acquire", count=4)
         small.call("Acquire", count=4, pid=held.pid)
         fill(small, kept)
-        small.call("Release", lease=released)
+        client.close()
         held.kill()
         eventually(lambda: [row["lease"] for row in small.leases()] == [kept])
     assert problem(small)
@@ -103,12 +112,13 @@ def test_what_ended_meanwhile_is_recorded_later(small: Daemon, how: str) -> None
 
 def test_who_waits_is_served_after_the_recovery(small: Daemon) -> None:
     """A request that waited before goes on waiting while nothing can be granted, and is served when it can."""
-    holder = small.call("Acquire", chips=list(range(8)), ttl=600)["lease"]
-    with Raw(small) as waiter:
+    other = small.call("Acquire", chips=[8], ttl=600)["lease"]
+    with Raw(small) as waiter, small.client() as holder:
+        holder.call("Acquire", chips=list(range(8)))
         request, _ = wait_in_line(waiter, chips=list(range(8)))
-        fill(small, holder)
-        small.call("Release", lease=holder)
-        eventually(lambda: [row["state"] for row in small.leases()] == ["queued"])
+        fill(small, other)
+        holder.close()
+        eventually(lambda: [row["state"] for row in small.leases()] == ["active", "queued"])
         make_room(small)
         granted = waiter.expect()
         assert (granted["lease"], granted["chips"]) == (request, list(range(8)))
@@ -122,3 +132,31 @@ def test_a_daemon_can_stop_while_its_journal_is_full(small: Daemon) -> None:
     make_room(small)
     small.start()
     assert kept in [row["lease"] for row in small.leases()]
+
+
+def test_what_cannot_be_recorded_is_not_promised(small: Daemon) -> None:
+    """Renew, bind and release say that the journal can't be written, and change nothing while that is known."""
+    kept = small.call("Acquire", count=4, ttl=600)["lease"]
+    fill(small, kept)
+    before = small.leases()
+    cannot = re.escape(CANNOT.format(journal=small.directory / "journal"))
+    for method, more in (("Renew", {"ttl": 5}), ("Bind", {"ttl": 5}), ("Release", {})):
+        with pytest.raises(NeurondError, match=cannot) as refused:
+            small.call(method, lease=kept, **more)
+        assert refused.value.kind == "JournalFull"
+    assert [row | {"until": None} for row in small.leases()] == [row | {"until": None} for row in before]
+    assert abs(small.leases()[0]["until"] - before[0]["until"]) < 1
+    make_room(small)
+    eventually(lambda: problem(small) is None)
+    small.call("Release", lease=kept)
+    eventually(small.all_free)
+
+
+def test_the_change_that_finds_the_disk_full_is_not_promised(small: Daemon) -> None:
+    """The renewal that the journal has no room for fails, and says that a crash would undo it."""
+    kept = small.call("Acquire", count=4, ttl=600)["lease"]
+    with (small.directory / "filler").open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(b"x" * 4096):
+            pass
+    with pytest.raises(NeurondError, match="would be forgotten if neurond crashed"):
+        renew_for_ever(small, kept)

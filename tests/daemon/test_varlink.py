@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 import pytest
 import varlink
@@ -196,6 +196,9 @@ class Acquired(TypedDict):
     chips: list[int]
     env: dict[str, str] | None
     waiting: str | None
+    nodes: dict[str, str] | None
+    cdi: str | None
+    labels: dict[str, str] | None
 
 
 class NoCapacity(TypedVarlinkErrorReply, interface="io.neurond"):
@@ -228,6 +231,7 @@ class Neurond(VarlinkInterface, name="io.neurond"):
         env: bool | None = None,
         key: str | None = None,
         enforce: bool | None = None,
+        container: Literal["run", "create"] | None = None,
     ) -> Acquired:
         raise NotImplementedError
 

@@ -27,6 +27,7 @@ from neurond.ledger.events import (
     LeaseEnded,
     LeaseGranted,
     LeaseQueued,
+    LeaseRevived,
     LeaseStuck,
     Opened,
 )
@@ -36,6 +37,7 @@ from neurond.ledger.leases import (
     ByConnection,
     ByContainer,
     ByProcess,
+    ByTask,
     ByTime,
     Lease,
     Owner,
@@ -56,6 +58,7 @@ BOUND: tuple[Binding, ...] = (
     ByProcess(4242, 1 << 40),
     ByContainer("neurond-abcd-1"),
     ByContainer("neurond-abcd-1", "c0ffee"),
+    ByTask(("neurond-abcd-1-web", "neurond-abcd-1-log"), ("c0ffee", "")),
     ByConnection(17),
     ByTime(12345.678901),
 )
@@ -94,6 +97,7 @@ EVENTS: tuple[Event, ...] = (
     *(LeaseBound("abcd-1", binding) for binding in BOUND),
     LeaseDraining("abcd-1", "process 4242 ended"),
     LeaseStuck("abcd-1", (User(1, "?", "?"),)),
+    LeaseRevived("abcd-1"),
     LeaseEnded("abcd-1", "released by alice"),
 )
 

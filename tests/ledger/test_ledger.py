@@ -330,6 +330,28 @@ def test_one_end_serves_all_that_fit() -> None:
     assert list(ledger.queue) == waiting[2:]
 
 
+def test_who_waits_for_one_chip_holds_up_nobody_else() -> None:
+    """A request for a chip by its number keeps that chip for itself, and lets others have the rest."""
+    ledger = host("trn1.32xlarge")
+    held = take(ledger, Want(chips=(3,)))
+    waiting = take(ledger, Want(chips=(3,)), BOB, wait=True)
+    assert take(ledger, Want(count=4), CAROL).chips == (4, 5, 6, 7)
+    with pytest.raises(NoCapacity, match=r"held: 3 by alice"):
+        take(ledger, Want(chips=(3,)), CAROL)
+    events = ledger.end(held.id, "released", NOW)
+    assert events[1:] == [LeaseGranted(replace(waiting, state="active", chips=(3,), since=NOW))]
+
+
+def test_who_waits_is_not_overtaken_for_the_chips_it_named() -> None:
+    """A later request gets no chip that an earlier one has named, though it is free while the other is not."""
+    ledger = host("trn1.32xlarge")
+    take(ledger, Want(chips=(3,)))
+    take(ledger, Want(chips=(0, 1, 2, 3)), BOB, wait=True)
+    with pytest.raises(NoCapacity, match=r"request k3mq-2 \(bob\) waits ahead for chips 0-3$"):
+        take(ledger, Want(chips=(0,)), CAROL)
+    assert take(ledger, Want(count=1), CAROL).chips == (4,)
+
+
 def test_draining_does_not_serve_the_queue() -> None:
     """Who waits gets the chips when the lease ends, not when its end was asked for."""
     ledger = host("inf1.xlarge")

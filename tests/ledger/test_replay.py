@@ -145,19 +145,26 @@ class Commands(RuleBasedStateMachine):
         """Return the state that a request gets, or "refused"."""
         if self.paused or not self.makes_sense(want):
             return "refused"
-        if self.choices(want, self.free()) and not any(self.choices(w, self.sound()) for w in self.waiting.values()):
+        claimed = frozenset[int]().union(*(self.claim(other) for other in self.waiting.values()))
+        if self.choices(want, self.free() - claimed):
             return "active"
         return "queued" if wait and (want.missing_ok or self.choices(want, self.sound())) else "refused"
 
+    def claim(self, want: Want) -> Chips:
+        """Return the chips that nobody behind gets while this waits: those it named, else all that could be had."""
+        if not self.choices(want, self.sound()):
+            return frozenset()
+        return frozenset(want.chips) or self.sound()
+
     def served(self, events: list[Event]) -> None:
-        """Take in grants from the queue: each is a set that was asked for, and nobody ahead could be served at all."""
+        """Take in grants from the queue: each is a set asked for, and takes nothing that one ahead waits for."""
         assert not (events and self.paused)
         for event in events:
             assert isinstance(event, LeaseGranted)
             lease = event.lease
             assert frozenset(lease.chips) in self.choices(self.waiting[lease.id], self.free())
             for other in takewhile(lease.id.__ne__, self.waiting):
-                assert not self.choices(self.waiting[other], self.sound())
+                assert not self.claim(self.waiting[other]) & frozenset(lease.chips)
             del self.waiting[lease.id]
             self.held[lease.id] = frozenset(lease.chips)
 
@@ -434,9 +441,11 @@ class Commands(RuleBasedStateMachine):
 
     @invariant()
     def nobody_waits_for_what_is_free(self) -> None:
-        """No wake-up is lost: the first request that the host could serve does not fit."""
-        first = next((want for want in self.waiting.values() if self.choices(want, self.sound())), None)
-        assert self.paused or first is None or not self.choices(first, self.free())
+        """No wake-up is lost: none of the requests fits into what is free and claimed by nobody ahead."""
+        claimed: Chips = frozenset()
+        for want in () if self.paused else self.waiting.values():
+            assert not self.choices(want, self.free() - claimed)
+            claimed |= self.claim(want)
 
 
 TestCommands = Commands.TestCase

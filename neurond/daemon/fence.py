@@ -1,0 +1,73 @@
+"""Names of leases as devices (CDI), which keep a container from coming back on chips that it has no lease for any more.
+
+A container that was given its chips by the lease's name can only be started while that name exists, and the name goes
+with the lease: before anybody else can get the chips.
+"""
+
+from pathlib import Path
+
+import structlog
+
+from neurond.host.cdi import KIND, CdiFile, Node
+from neurond.ledger.leases import ByConnection, Lease
+from neurond.ledger.ledger import Ledger
+
+log = structlog.get_logger()
+
+
+class Fence:
+    """The names of the leases of one daemon. `file` is None where names are not wanted.
+
+    It is on as soon as an engine is found that resolves such names, or an earlier daemon has left some.
+    """
+
+    def __init__(self, ledger: Ledger, file: CdiFile | None) -> None:
+        self._ledger = ledger
+        self._file = file
+        self._named: dict[str, list[Node]] | None = None
+        self.is_on = file is not None and file.exists()
+
+    def found(self, directories: list[str]) -> None:
+        """Take in where the engine looks for names; it may have been exchanged for one that does not."""
+        on = self._file is not None and any(same(d, self._file.path.parent) for d in directories)
+        if on != self.is_on:
+            log.info("cdi.on" if on else "cdi.off", directories=directories)
+            self.is_on = on
+            self._named = None
+        if on and self._file is not None and (rival := self._file.rival()):
+            log.error("cdi.conflict", file=str(rival), follows=f"it gives names of {KIND} too: remove it")
+            self.is_on = False
+
+    def name_of(self, lease: Lease) -> str | None:
+        """Return the name of a lease as a device; None where the engine knows no such names."""
+        return f"{KIND}={lease.id}" if self.is_on else None
+
+    def names(self) -> dict[str, list[Node]]:
+        """Return the nodes that each name stands for, with their paths inside."""
+        chips = self._ledger.chips
+        return {
+            lease.id: [(chips[index].node, f"/dev/neuron{index}") for index in lease.chips if index in chips]
+            for lease in self._ledger.leases.values()
+            if lease.state == "active" and not lease.lost and not isinstance(lease.binding, ByConnection)
+        }
+
+    def update(self) -> None:
+        """Make the names those of the leases that live. Without a way to, containers get plain devices from now on."""
+        if not self.is_on or self._file is None:
+            return
+        names = self.names()
+        if names == self._named:
+            return
+        try:
+            self._file.write(names)
+        except OSError as error:
+            why = error.strerror
+            log.warning("cdi.failed", file=str(self._file.path), error=why, follows="giving plain devices from now on")
+            self.is_on = False
+        else:
+            self._named = names
+
+
+def same(directory: str, other: Path) -> bool:
+    """Tell whether two directories are one: /var/run is a link to /run."""
+    return Path(directory).resolve() == other.resolve()
