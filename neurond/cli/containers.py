@@ -2,7 +2,6 @@
 
 import base64
 import json
-import os
 import signal
 import sys
 import threading
@@ -11,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from neurond.cli import FAILED_BEFORE_START, USAGE, Exit, for_each
-from neurond.cli.leases import with_conflict_code
+from neurond.cli.launching import check_image, environment, volume, with_conflict_code
 from neurond.cli.options import Parser, add_chips, wish
 from neurond.cli.tables import print_table
 from neurond.client import Client, NeurondError, Unreachable
@@ -34,8 +33,7 @@ def run(arguments: Sequence[str]) -> int:
     if options.image in ([], ["--"]):
         raise Exit(USAGE, "run which image? neurond container run -n 1 IMAGE [CMD ...]")
     image, *command = options.image[1:] if options.image[:1] == ["--"] else options.image
-    if image.startswith("/dev/"):
-        raise Exit(USAGE, f"{image} stands where the image should: chips are asked for with -n N or --chips 0,1")
+    check_image(image)
     parameters = wish(options) | {
         "image": image,
         "command": command,
@@ -164,35 +162,6 @@ def write_output(reply: dict[str, Any]) -> None:
         stream = sys.stderr.buffer if reply.get("stream") == "stderr" else sys.stdout.buffer
         stream.write(base64.b64decode(reply["data"]))
         stream.flush()
-
-
-def environment(given: Sequence[str], files: Sequence[str]) -> list[str]:
-    """Return NAME=VALUE of all variables, those of files first; a name alone passes on our own value, if any."""
-    lines: list[str] = []
-    for path in files:
-        try:
-            with open(path, encoding="utf-8") as file:
-                lines += [line.strip("\r\n").lstrip() for line in file]
-        except (OSError, UnicodeDecodeError) as error:
-            raise Exit(FAILED_BEFORE_START, f"--env-file {path}: {error}") from None
-    result = []
-    for text in [*(line for line in lines if line and not line.startswith("#")), *given]:
-        name, equals, _ = text.partition("=")
-        if not name or any(c.isspace() for c in name):
-            raise Exit(USAGE, f"{text!r} is no environment variable: the form is NAME=VALUE")
-        if equals:
-            result.append(text)
-        elif name in os.environ:
-            result.append(f"{name}={os.environ[name]}")
-    return result
-
-
-def volume(text: str) -> str:
-    """Return a volume with a relative source made absolute, as docker does: the daemon has another directory."""
-    source, colon, rest = text.partition(":")
-    if colon and source.startswith("."):
-        return os.path.abspath(source) + colon + rest
-    return text
 
 
 def ls(arguments: Sequence[str]) -> int:
