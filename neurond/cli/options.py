@@ -10,19 +10,33 @@ FOREVER = 365 * 86400.0
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "ms": 0.001}
 
 
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Knows how wide the terminal is. argparse asks for each option that is added, by a module slow to import."""
+
+    def __init__(self, prog: str) -> None:
+        columns = os.environ.get("COLUMNS", "")
+        if not columns.isdecimal():
+            try:
+                columns = str(os.get_terminal_size(1).columns)
+            except OSError:
+                columns = "80"
+        super().__init__(prog, width=int(columns) - 2)
+
+
 class Parser(argparse.ArgumentParser):
     """An argparse parser without abbreviations, whose options can also come from NEUROND_<VERB>_<OPTION>."""
 
-    def __init__(self, verb: str, description: str, **kwargs: Any) -> None:
+    def __init__(self, verb: str, description: str, *, host: bool = True, **kwargs: Any) -> None:
         super().__init__(
             prog=f"neurond {verb}",
             description=description,
             allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=Help,
             **kwargs,
         )
         self._prefix = "NEUROND_" + verb.replace(" ", "_").upper() + "_"
-        self.add_argument("-H", "--host", metavar="ADDRESS", help="address of the daemon (default: $NEUROND_HOST)")
+        if host:
+            self.add_argument("-H", "--host", metavar="ADDRESS", help="address of the daemon (default: $NEUROND_HOST)")
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Parse, then fill in from the environment what the command line left open."""
@@ -66,9 +80,9 @@ class Parser(argparse.ArgumentParser):
         )
 
 
-def add_chips(parser: argparse.ArgumentParser, *wait_names: str) -> None:
+def add_chips(parser: argparse.ArgumentParser, *wait_names: str, required: bool = True) -> None:
     """Add how many or which chips are asked for, and how long to wait for them (`--wait`, and these names for it)."""
-    which = parser.add_mutually_exclusive_group(required=True)
+    which = parser.add_mutually_exclusive_group(required=required)
     which.add_argument("-n", "--count", type=int, metavar="N", help="lease N chips of neurond's choice")
     which.add_argument("--chips", type=chip_list, metavar="0,1", help="lease exactly these chips (0,1 or 0-3)")
     which.add_argument("--all", action="store_true", help="lease all chips of the host")
