@@ -183,11 +183,22 @@ def env(arguments: Sequence[str]) -> int:
     parser.add_argument("lease")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("-j", "--json", action="store_true", help="print an object with lease, chips and env")
+    form.add_argument(
+        "--docker-args",
+        action="store_true",
+        help="print docker's arguments for the chips, in one line: docker run $(neurond env ID --docker-args) IMAGE",
+    )
     options = parser.parse(arguments)
     with Client(options.host) as client:
         reply = client.call("Environment", lease=options.lease)
     if options.json:
         print(json.dumps(reply))
+    elif options.docker_args:
+        import shlex
+
+        from neurond.cli.docker import arguments_for
+
+        print(shlex.join(arguments_for(reply)))
     else:
         print_exports(reply["env"])
     return 0
