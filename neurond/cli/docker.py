@@ -97,8 +97,8 @@ def read_own(line: CommandLine, verb: str) -> Namespace:
     """Return neurond's own options; the chips of --device count as asked for by --chips. Raises Exit."""
     parser = Parser(
         f"docker {verb}",
-        f"Lease chips, then become docker {verb} with their devices added. All flags of docker {verb} are passed on "
-        f"(docker {verb} --help), and --device /dev/neuronN asks for chip N.",
+        f"Lease chips, then become docker {verb} with their devices added.\nAll flags of docker {verb} are passed on "
+        f"(docker {verb} --help); --device /dev/neuronN asks for chip N.",
         usage=f"neurond docker {verb} (-n N | --chips 0,1 | --all) [OPTIONS] [any flag of docker's] IMAGE [CMD ...]",
         add_help=False,
         host=False,
