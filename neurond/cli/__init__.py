@@ -24,6 +24,7 @@ VERBS = {
     "watch": ("show", "follow what happens"),
     "check": ("show", "compare the ledger with processes, nodes and containers"),
     "container": ("containers", "run, list, stop containers on leased chips, read their output"),
+    "docker": ("docker", "docker run and docker create with leased chips, and any flag of docker's"),
     "serve": ("serve", "run the daemon"),
     "simulate": ("simulate", "pull and plug chips of a simulated host"),
     "version": ("show", "print the versions of the command and of the daemon"),
@@ -41,11 +42,11 @@ EXIT_CODES = {
     "WaitTimedOut": NO_CAPACITY,
     "NotAllowed": NOT_ALLOWED,
 }
-LAUNCHING = {"run", "container"}
+LAUNCHING = {"run", "container", "docker"}
 
 HELP_EPILOG = """\
 exit codes:
-  the command's own  run and container run, once the command or container has started
+  the command's own  run, container run and docker run, once the command or container has started
   1    failed                          66   no such lease or chip
   2    wrong usage or impossible wish  69   the daemon does not answer
   125  failed before the start         75   no capacity, or the wait ran out

@@ -3,7 +3,6 @@
 import base64
 import json
 import os
-import re
 import signal
 import sys
 import threading
@@ -12,14 +11,12 @@ from typing import Any
 
 from neurond.cli import FAILED_BEFORE_START, USAGE, Exit, for_each
 from neurond.cli.container_options import run_parser
-from neurond.cli.leases import with_conflict_code
+from neurond.cli.dockerflags import chip_device
+from neurond.cli.launching import check_image, environment, volume, with_conflict_code
 from neurond.cli.options import Parser, wish
 from neurond.cli.tables import print_table
 from neurond.client import Client, NeurondError, Unreachable
 from neurond.ledger.words import ranges
-
-CHIP_NODE = re.compile(r"/dev/neuron(0|[1-9]\d{0,3})(?::(/[^:]+))?(?::(?:rw|wr|rwm|[rwm]{2,3}))?")
-"""A device that is a chip: its number, and another path inside."""
 
 
 def container(arguments: Sequence[str]) -> int:
@@ -38,8 +35,7 @@ def run(arguments: Sequence[str]) -> int:
     if options.image in ([], ["--"]):
         raise Exit(USAGE, "run which image? neurond container run -n 1 IMAGE [CMD ...]")
     image, *command = options.image[1:] if options.image[:1] == ["--"] else options.image
-    if image.startswith("/dev/"):
-        raise Exit(USAGE, f"{image} stands where the image should: chips are asked for with -n N or --chips 0,1")
+    check_image(image)
     parameters = chips_asked(options) | {
         "image": image,
         "command": command,
@@ -67,15 +63,17 @@ PASSED_ON = (
 def chips_asked(options: Any) -> dict[str, Any]:
     """Return what chips are asked for, by number too where a device is a chip, and the other devices."""
     parameters = wish(options)
-    chips, inside, devices = [], {}, []
+    chips: list[int] = []
+    inside: dict[str, str] = {}
+    devices: list[str] = []
     for text in options.device:
-        found = CHIP_NODE.fullmatch(text)
+        found = chip_device(text)
         if found is None:
             devices.append(text)
             continue
-        chips.append(int(found[1]))
-        if found[2]:
-            inside[found[1]] = found[2]
+        chips.append(found.chip)
+        if found.inside != f"/dev/neuron{found.chip}":
+            inside[str(found.chip)] = found.inside
     if chips and (options.count is not None or options.all):
         raise Exit(USAGE, "--device /dev/neuronN asks for that chip: it can't be combined with -n or --all")
     if chips:
@@ -181,35 +179,6 @@ def write_output(reply: dict[str, Any]) -> None:
         stream = sys.stderr.buffer if reply.get("stream") == "stderr" else sys.stdout.buffer
         stream.write(base64.b64decode(reply["data"]))
         stream.flush()
-
-
-def environment(given: Sequence[str], files: Sequence[str]) -> list[str]:
-    """Return NAME=VALUE of all variables, those of files first; a name alone passes on our own value, if any."""
-    lines: list[str] = []
-    for path in files:
-        try:
-            with open(path, encoding="utf-8") as file:
-                lines += [line.strip("\r\n").lstrip() for line in file]
-        except (OSError, UnicodeDecodeError) as error:
-            raise Exit(FAILED_BEFORE_START, f"--env-file {path}: {error}") from None
-    result = []
-    for text in [*(line for line in lines if line and not line.startswith("#")), *given]:
-        name, equals, _ = text.partition("=")
-        if not name or any(c.isspace() for c in name):
-            raise Exit(USAGE, f"{text!r} is no environment variable: the form is NAME=VALUE")
-        if equals:
-            result.append(text)
-        elif name in os.environ:
-            result.append(f"{name}={os.environ[name]}")
-    return result
-
-
-def volume(text: str) -> str:
-    """Return a volume with a relative source made absolute, as docker does: the daemon has another directory."""
-    source, colon, rest = text.partition(":")
-    if colon and source.startswith("."):
-        return os.path.abspath(source) + colon + rest
-    return text
 
 
 def ls(arguments: Sequence[str]) -> int:

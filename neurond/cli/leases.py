@@ -2,29 +2,22 @@
 
 import json
 import os
-import signal
-import sys
 from argparse import REMAINDER
 from collections.abc import Sequence
 from typing import Any
 
-from neurond.cli import (
-    FAILED_BEFORE_START,
-    NO_CAPACITY,
-    NOT_ALLOWED,
-    NOT_EXECUTABLE,
-    NOT_FOUND,
-    USAGE,
-    Exit,
-    exit_code_of,
-    for_each,
+from neurond.cli import FAILED_BEFORE_START, NOT_ALLOWED, USAGE, Exit, exit_code_of, for_each
+from neurond.cli.launching import (
+    VISIBLE_CORES,
+    acquire_with,
+    become,
+    check_cores,
+    find_program,
+    lease_name,
+    leased_cores,
 )
-from neurond.cli.options import Parser, add_chips, duration, wish
+from neurond.cli.options import Parser, add_chips, duration
 from neurond.client import Client, NeurondError, Unreachable
-from neurond.ledger.cores import contradiction
-from neurond.ledger.words import printable
-
-VISIBLE_CORES = "NEURON_RT_VISIBLE_CORES"
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -44,25 +37,16 @@ def run(arguments: Sequence[str]) -> int:
     if options.enforce:
         find_program("systemd-run")
     with Client(options.host) as client:
-        name = options.name if options.name is not None else printable(os.path.basename(command[0]))[:128]
+        name = options.name if options.name is not None else lease_name(os.path.basename(command[0]))
         lease = acquire_with(client, options, pid=0, name=name, env=True, enforce=options.enforce)
         environment = os.environ | lease["env"]
         if os.environ.get(VISIBLE_CORES) and VISIBLE_CORES in lease["env"]:
-            wrong = contradiction(os.environ[VISIBLE_CORES], map(int, lease["env"][VISIBLE_CORES].split(",")))
-            if wrong:
-                raise Exit(USAGE, wrong)
+            check_cores(os.environ[VISIBLE_CORES], leased_cores(lease["env"]))
             environment[VISIBLE_CORES] = os.environ[VISIBLE_CORES]
         if options.enforce:
             command = [*confined(client, lease["chips"]), *command]
             program = find_program(command[0])
-        sys.stdout.flush()
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these two, a command must not
-            signal.signal(number, signal.SIG_DFL)
-        try:
-            os.execve(program, command, environment)  # noqa: S606 - to become the command is the point
-        except OSError as error:
-            code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
-            raise Exit(code, f"{command[0]}: {error.strerror}") from None
+        become(program, command, environment)
 
 
 def confined(client: Client, chips: Sequence[int]) -> list[str]:
@@ -197,51 +181,27 @@ def env(arguments: Sequence[str]) -> int:
     """Print the environment of a lease."""
     parser = Parser("env", 'Print the environment for using a lease\'s chips: eval "$(neurond env LEASE)"')
     parser.add_argument("lease")
-    parser.add_argument("-j", "--json", action="store_true", help="print an object with lease, chips and env")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("-j", "--json", action="store_true", help="print an object with lease, chips and env")
+    form.add_argument(
+        "--docker-args",
+        action="store_true",
+        help="print docker's arguments for the chips, in one line: docker run $(neurond env ID --docker-args) IMAGE",
+    )
     options = parser.parse(arguments)
     with Client(options.host) as client:
         reply = client.call("Environment", lease=options.lease)
     if options.json:
         print(json.dumps(reply))
+    elif options.docker_args:
+        import shlex
+
+        from neurond.cli.docker import arguments_for
+
+        print(shlex.join(arguments_for(reply)))
     else:
         print_exports(reply["env"])
     return 0
-
-
-def acquire_with(client: Client, options: Any, **more: Any) -> dict[str, Any]:
-    """Ask for what the options of `add_chips` say, telling on stderr why it takes long, and return the lease."""
-    try:
-        for reply in client.stream("Acquire", **wish(options), **more):
-            if not reply.get("waiting"):
-                return reply
-            hint = "" if options.wait is not None else " (--no-wait fails at once)"
-            print(f"neurond: waiting: {reply['waiting']}{hint}", file=sys.stderr)
-    except NeurondError as error:
-        raise with_conflict_code(error, options.conflict_exit_code) from None
-    raise Exit(FAILED_BEFORE_START, "neurond answered without a lease")
-
-
-def with_conflict_code(error: NeurondError, code: int | None) -> Exception:
-    """Return the error, with the exit code of -E if that was given and the chips were not to be had."""
-    if error.kind in {"NoCapacity", "WaitTimedOut"}:
-        return Exit(NO_CAPACITY if code is None else code, str(error))
-    return error
-
-
-def find_program(name: str) -> str:
-    """Return the path that a command stands for, before any chip is leased. Raises Exit 126 or 127."""
-    found = None
-    for directory in [""] if "/" in name else os.environ.get("PATH", os.defpath).split(os.pathsep):
-        path = os.path.join(directory, name)
-        if "/" in name and os.path.isdir(path):
-            raise Exit(NOT_EXECUTABLE, f"{path}: is a directory")
-        if name and os.path.isfile(path):
-            if os.access(path, os.X_OK):
-                return path
-            found = path
-    if found:
-        raise Exit(NOT_EXECUTABLE, f"{found}: not executable")
-    raise Exit(NOT_FOUND, f"{name or repr(name)}: command not found")
 
 
 def calling_process() -> int:

@@ -11,20 +11,34 @@ FOREVER = 365 * 86400.0
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "ms": 0.001}
 
 
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Knows how wide the terminal is. argparse asks for each option that is added, by a module slow to import."""
+
+    def __init__(self, prog: str) -> None:
+        columns = os.environ.get("COLUMNS", "")
+        if not columns.isdecimal():
+            try:
+                columns = str(os.get_terminal_size(1).columns)
+            except OSError:
+                columns = "80"
+        super().__init__(prog, width=int(columns) - 2)
+
+
 class Parser(argparse.ArgumentParser):
     """An argparse parser without abbreviations, whose options can also come from NEUROND_<VERB>_<OPTION>."""
 
-    def __init__(self, verb: str, description: str, hint: str = "", **kwargs: Any) -> None:
+    def __init__(self, verb: str, description: str, *, hint: str = "", host: bool = True, **kwargs: Any) -> None:
         super().__init__(
             prog=f"neurond {verb}",
             description=description,
             allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=Help,
             **kwargs,
         )
         self._hint = hint
         self._prefix = "NEUROND_" + verb.replace(" ", "_").upper() + "_"
-        self.add_argument("-H", "--host", metavar="ADDRESS", help="address of the daemon (default: $NEUROND_HOST)")
+        if host:
+            self.add_argument("-H", "--host", metavar="ADDRESS", help="address of the daemon (default: $NEUROND_HOST)")
 
     def refuse(self, name: str, why: str) -> None:
         """Have an option that people know from elsewhere refused by its name, with the reason."""

@@ -4,6 +4,7 @@ Everything that starts containers passes here before anything is leased: `contai
 """
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -14,11 +15,13 @@ from neurond.ledger.chips import Chip
 from neurond.ledger.cores import BadCoreList, contradiction, parse_cores
 from neurond.ledger.errors import InvalidRequest
 from neurond.ledger.ledger import Ledger
-from neurond.spec import SpecError, device, mount
+from neurond.spec import SpecError, device
 
 T = TypeVar("T")
 
 VISIBLE_CORES, NUM_CORES, HOOK = "NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES", "AWS_NEURON_VISIBLE_DEVICES"
+MOUNTED = re.compile(r"(?:^|,)\"?(?:source|src|volume-opt=device)=([^,\"]*)")
+"""What a --mount takes from the host, whatever its other options are."""
 ALL_OR_NOTHING = "lease all chips with it (--all), or leave it out"
 
 
@@ -85,7 +88,7 @@ def _vet_access(check: wire.ContainerCheck, ledger: Ledger) -> None:
                 "/dev/neuronN"
             )
     sources = [text.partition(":")[0] for text in check.volumes or () if ":" in text]
-    sources += [_read(mount, text)["Source"] for text in check.mounts or ()]
+    sources += [source for text in check.mounts or () for source in MOUNTED.findall(text)]
     for source in sources:
         if source.startswith("/") and (_holds(source, "/dev/neuron0") or any(_holds(source, c.node) for c in chips)):
             raise InvalidRequest(f"mounting {source} gives the container the nodes of all chips: {ALL_OR_NOTHING}")

@@ -1,9 +1,11 @@
 """Fixtures of the tests of the command line: most of them share a daemon, which each leaves as it found it."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.cli.fakes import Wrapper
 from tests.harness import Daemon, eventually, short_directory
 
 
@@ -32,3 +34,12 @@ def daemon(shared: Daemon) -> Iterator[Daemon]:
 def fresh(make_daemon: Callable[..., Daemon]) -> Daemon:
     """Give a daemon in which nothing has happened yet."""
     return make_daemon()
+
+
+@pytest.fixture
+def wrapper(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wrapper]:
+    """Give `neurond docker` with a docker that records, and a daemon that is played."""
+    monkeypatch.delenv("NEURON_RT_VISIBLE_CORES", raising=False)
+    wrapper = Wrapper(run_dir)
+    yield wrapper
+    wrapper.daemon.close()
