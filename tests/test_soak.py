@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from neurond.daemon.broker import COMPACT_AFTER
+from neurond.daemon.recording import COMPACT_AFTER
 from tests.daemon.support import Raw, frame
 from tests.daemon.test_abuse import fds, rss
 from tests.harness import Daemon, eventually

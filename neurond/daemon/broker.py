@@ -5,7 +5,6 @@ Everything here runs on the loop and never blocks, so each method is atomic. Wha
 """
 
 import asyncio
-import math
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -119,7 +118,6 @@ class Broker:
         self._ttls: dict[str, float] = {}
         self._foreign_processes: dict[int, tuple[User, ...]] = {}
         self._foreign_containers: dict[int, tuple[User, ...]] = {}
-        self._granted_at: dict[str, float] = {}
         self._draining_since: dict[str, float] = {}
         self._just_draining: set[str] = set()
         self._closed_once: set[str] = set()
@@ -244,7 +242,7 @@ class Broker:
         An open is only seen on the nodes that are watched: not in a container, nor on a node made by hand. A lease that
         lasted long enough for such a thing is worth a look through /proc; inotify's word is for the shortest only.
         """
-        if isinstance(lease.binding, OnContainers) or self._age(lease) >= SHORT_LEASE:
+        if isinstance(lease.binding, OnContainers) or processes.boottime() - lease.up >= SHORT_LEASE:
             return True
         return bool(self.usage.opens.look() & mask_of(lease.chips))
 
@@ -380,7 +378,6 @@ class Broker:
             self.server.flush_soon()
 
     def _granted(self, lease: Lease) -> None:
-        self._granted_at[lease.id] = processes.boottime()
         self.access.refresh_some(lease.chips)
         waiting = self._waiting.pop(lease.id, None)
         if waiting is None:
@@ -396,7 +393,6 @@ class Broker:
         self._bindings.forget(lease_id)
         self._forget_end(lease_id)
         self._ttls.pop(lease_id, None)
-        self._granted_at.pop(lease_id, None)
         self.orphans.pop(lease_id, None)
         lease = next(lease for lease, _ in reversed(self.ledger.ended) if lease.id == lease_id)
         self.access.refresh_some(lease.chips)
@@ -426,12 +422,8 @@ class Broker:
         self._doubt()
         self.happened(self.ledger.resume(time.time()))
 
-    def _age(self, lease: Lease) -> float:
-        """Return the seconds since a grant by a clock that nobody sets; infinite for one of an earlier daemon."""
-        return processes.boottime() - self._granted_at.get(lease.id, -math.inf)
-
     def _hidden(self, lease: Lease, found: Found) -> list[User]:
         """Return the processes that can't be looked into and may be left over from a lease: those not older than it."""
-        lease_age = self._age(lease) + AGE_SLACK
+        lease_age = processes.boottime() - lease.up + AGE_SLACK
         hidden = [pid for pid, age in found.unreadable.items() if age < lease_age]
         return [User(pid, "?", "a process that can't be looked into") for pid in hidden]

@@ -154,4 +154,5 @@ def _lease_of(container: Container, chips: tuple[int, ...], now: float) -> Lease
         now,
         chips,
         container.name,
+        up=max(0.0, processes.boottime() - processes.age(container.pid)),
     )

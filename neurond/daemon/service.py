@@ -95,7 +95,7 @@ async def _run(options: Options, undo: ExitStack) -> None:
     simulated = _simulated(rundir.path, options.simulate) if options.simulate else None
     discovery = _discovery(simulated)
     chips, _ = discovery.look()
-    ledger = Ledger(discovery.kind.topology, discovery.kind.name)
+    ledger = Ledger(discovery.kind.topology, discovery.kind.name, processes.boottime)
     journal = Journal(rundir.path, processes.boot_id())
     undo.callback(journal.close)
     engine, home = Engine(options.engine_url), str(rundir.path.resolve())

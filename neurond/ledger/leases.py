@@ -109,11 +109,12 @@ class Lease:
     """Who holds which chips since when, and until what happens.
 
     `since` is the wall clock (seconds since the epoch) of the request while queued, then of the grant; it is for
-    people. `chips` is empty while queued. `lost` are chips that vanished from the host while held. `why` says why a
-    draining lease is at its end. `key` is the client's own name for the request, so that asking twice gives one lease.
-    `ttl` is the time limit in seconds that was asked for, 0 without one. `enforce` says that the holder asked to be
-    confined to its chips, `for_container` that the process which holds it is about to start the container that will:
-    the lease goes over to the one that carries its label. `users` are the processes that a stuck lease waits for.
+    people. `up` is the same in seconds since boot, by a clock that nobody sets. `chips` is empty while queued. `lost`
+    are chips that vanished from the host while held. `why` says why a draining lease is at its end. `key` is the
+    client's own name for the request, so that asking twice gives one lease. `ttl` is the time limit in seconds that was
+    asked for, 0 without one. `enforce` says that the holder asked to be confined to its chips, `for_container` that the
+    process which holds it is about to start the container that will: the lease goes over to the one that carries its
+    label. `users` are the processes that a stuck lease waits for.
     """
 
     id: str
@@ -131,3 +132,4 @@ class Lease:
     enforce: bool = False
     for_container: Literal["", "run", "create"] = ""
     users: tuple[User, ...] = ()
+    up: float = 0

@@ -5,7 +5,7 @@ nothing. `replay` applies events from elsewhere (the journal); `snapshot` gives 
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -40,13 +40,15 @@ ChipState = Literal["free", "leased", "draining", "stuck", "foreign", "lost", "q
 class Ledger:
     """Chips, leases and the queue of one host.
 
-    `instance_type` is the name that the rules are said to come from ("trn1.32xlarge"), for sentences only.
+    `instance_type` is the name that the rules are said to come from ("trn1.32xlarge"), for sentences only; `uptime`
+    gives the seconds since boot.
     """
 
-    def __init__(self, topology: Topology, instance_type: str) -> None:
+    def __init__(self, topology: Topology, instance_type: str, uptime: Callable[[], float] = lambda: 0.0) -> None:
         self.topology = topology
         self._type_width = topology.width
         self.instance_type = instance_type
+        self._uptime = uptime
         self.epoch = ""
         self.chips: dict[int, Chip] = {}
         self.foreign: dict[int, tuple[User, ...]] = {}
@@ -188,6 +190,7 @@ class Ledger:
             ttl=ttl,
             enforce=enforce,
             for_container=for_container,
+            up=self._uptime(),
         )
         return lease, [self._apply(LeaseGranted(lease) if mask else LeaseQueued(lease))]
 
@@ -219,7 +222,8 @@ class Ledger:
             raise NoSuchChip(f"no chip {missing[0] if missing else ''} on this host (have {ranges(self.chips)})")
         if mask_of(want.chips) & self._held:
             raise self.why_not(want, now)
-        lease = Lease(f"{self.epoch}-{self._next_number}", "active", owner, want, binding, now, want.chips, name)
+        lease_id, up = f"{self.epoch}-{self._next_number}", self._uptime()
+        lease = Lease(lease_id, "active", owner, want, binding, now, want.chips, name, up=up)
         return lease, [self._apply(LeaseGranted(lease))]
 
     def used(self, users: Mapping[int, tuple[User, ...]], now: float) -> list[Event]:
@@ -401,7 +405,7 @@ class Ledger:
         for lease in () if self.paused else tuple(self.queue.values()):
             mask = self._fit(lease.want, self.free & ~self.doubted & ~claimed)
             if mask:
-                granted = replace(lease, state="active", chips=chips_of(mask), since=now)
+                granted = replace(lease, state="active", chips=chips_of(mask), since=now, up=self._uptime())
                 events.append(self._apply(LeaseGranted(granted)))
             else:
                 claimed |= self._claim(lease.want)

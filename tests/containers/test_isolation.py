@@ -1,6 +1,9 @@
 """A container can use the chips of its lease, and no others."""
 
+import os
 import re
+import stat
+from pathlib import Path
 
 import pytest
 
@@ -73,10 +76,14 @@ def test_exec_is_restricted_alike(docker_daemon: Daemon, engine: PrivateEngine, 
     assert reach(engine.docker("exec", container, *probe).stdout) == ({4, 5, 6, 7}, {4, 5, 6, 7})
 
 
-def test_mounted_node_is_no_way_in(docker_daemon: Daemon) -> None:
-    """The node of a chip of somebody else's that is mounted as a volume can't be opened."""
-    node = docker_daemon.call("ListChips")["chips"][9]["node"]
-    mounted = ["-v", f"{node}:/dev/neuron9"]
+def test_mounted_node_is_no_way_in(docker_daemon: Daemon, run_dir: Path) -> None:
+    """The node of a chip of somebody else's can't be mounted as a volume, and a copy of it that is can't be opened."""
+    node = Path(docker_daemon.call("ListChips")["chips"][9]["node"])
+    refused = docker_daemon.cli("container", "run", "--chips", "0", "-v", f"{node}:/dev/neuron9", IMAGE, "true")
+    assert refused.returncode == 2
+    assert f"mounting {node} gives the container the nodes of all chips" in refused.stderr
+    os.mknod(run_dir / "copy", 0o666 | stat.S_IFCHR, node.stat().st_rdev)
+    mounted = ["-v", f"{run_dir}/copy:/dev/neuron9"]
     done = docker_daemon.cli("container", "run", "--chips", "0", *mounted, IMAGE, "sh", "-c", ": <> /dev/neuron9")
     assert done.returncode != 0
     assert DENIED in done.stderr
