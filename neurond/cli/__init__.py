@@ -24,6 +24,8 @@ VERBS = {
     "watch": ("show", "follow what happens"),
     "check": ("show", "compare the ledger with processes, nodes and containers"),
     "container": ("containers", "run, list, stop containers on leased chips, read their output"),
+    "task": ("task", "run an ECS task definition, describe its tasks"),
+    "host": ("task", "describe this host as ECS describes one"),
     "serve": ("serve", "run the daemon"),
     "simulate": ("simulate", "pull and plug chips of a simulated host"),
     "version": ("show", "print the versions of the command and of the daemon"),
@@ -41,11 +43,11 @@ EXIT_CODES = {
     "WaitTimedOut": NO_CAPACITY,
     "NotAllowed": NOT_ALLOWED,
 }
-LAUNCHING = {"run", "container"}
+LAUNCHING = {"run", "container", "task"}
 
 HELP_EPILOG = """\
 exit codes:
-  the command's own  run and container run, once the command or container has started
+  the command's own  run, container run and task run, once the command or container has started
   1    failed                          66   no such lease or chip
   2    wrong usage or impossible wish  69   the daemon does not answer
   125  failed before the start         75   no capacity, or the wait ran out

@@ -101,13 +101,14 @@ def run_parser() -> Parser:
 
 
 class Stopper:
-    """Stops the container on SIGINT, SIGTERM and SIGHUP; before there is one, these end the command."""
+    """Stops a container or a task on SIGINT, SIGTERM and SIGHUP; before there is one, these end the command."""
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-    def __init__(self, host: str | None) -> None:
+    def __init__(self, host: str | None, kind: str = "container") -> None:
         self.host = host
-        self.container = ""
+        self.kind = kind
+        self.target = ""
 
     def __enter__(self) -> "Stopper":  # noqa: PYI034 - typing is slow to import
         for number in self.SIGNALS:
@@ -119,7 +120,7 @@ class Stopper:
             signal.signal(number, signal.SIG_DFL)
 
     def _on_signal(self, number: int, _: object) -> None:
-        if not self.container:
+        if not self.target:
             raise Exit(128 + number)
         # In a thread, so that output still comes while the container takes its time to end.
         threading.Thread(target=self._stop, daemon=True).start()
@@ -127,9 +128,9 @@ class Stopper:
     def _stop(self) -> None:
         try:
             with Client(self.host) as client:
-                client.call("StopContainer", container=self.container)
+                client.call(f"Stop{self.kind.capitalize()}", **{self.kind: self.target})
         except (NeurondError, Unreachable) as error:
-            print(f"neurond: {self.container} could not be stopped: {error}", file=sys.stderr)
+            print(f"neurond: {self.kind} {self.target} could not be stopped: {error}", file=sys.stderr)
 
 
 def follow_run(replies: Iterator[dict[str, Any]], options: Any, stopper: Stopper) -> int:
@@ -139,7 +140,7 @@ def follow_run(replies: Iterator[dict[str, Any]], options: Any, stopper: Stopper
             if reply.get("status"):
                 print(f"neurond: {reply['status']}", file=sys.stderr)
             if reply.get("container_id"):
-                stopper.container = reply["container_id"]
+                stopper.target = reply["container_id"]
                 if options.detach:
                     print(reply["container_id"])
                 elif sys.stderr.isatty():
@@ -151,9 +152,9 @@ def follow_run(replies: Iterator[dict[str, Any]], options: Any, stopper: Stopper
     except NeurondError as error:
         raise with_conflict_code(error, options.conflict_exit_code) from None
     except Unreachable as error:
-        if not stopper.container:
+        if not stopper.target:
             raise
-        hint = f"container {stopper.container[:12]} goes on, and keeps its chips"
+        hint = f"container {stopper.target[:12]} goes on, and keeps its chips"
         raise Exit(FAILED_BEFORE_START, f"{error}: {hint}") from None
     return 0
 
