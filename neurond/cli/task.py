@@ -48,8 +48,8 @@ def run(arguments: Sequence[str]) -> int:
     """Run a task; in the foreground its output is ours, and the exit code that of the essential container."""
     parser = Parser(
         "task run",
-        "Run an ECS task definition: JSON, as aws ecs register-task-definition --cli-input-json takes it. There is one\n"
-        "lease for all its containers. They start in the order of dependsOn; the first essential one to end ends all.",
+        "Run an ECS task definition: JSON, as aws ecs register-task-definition --cli-input-json takes it. One lease\n"
+        "is for all its containers. They start in the order of dependsOn; the first essential one to end ends all.",
     )
     add_waiting(parser, "-w")
     parser.add_argument("-d", "--detach", action="store_true", help="do not follow the task; print its lease")

@@ -251,7 +251,7 @@ def _matches(pattern: str, value: str) -> bool | None:
         return None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+            warnings.simplefilter("error")  # given where Java means another thing: sets within sets
             return re.fullmatch(pattern, value) is not None
-    except (re.error, OverflowError, RecursionError):
+    except (re.error, OverflowError, RecursionError, Warning):
         return None
