@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from neurond.cli.ecs.check import checked, kind_of, unknown
+from neurond.cli.ecs.check import checked, kind_of
 from neurond.cli.ecs.options import CHIP, NEURON, Object, health, inside, letters, options
 from neurond.cli.ecs.placement import Host, check_host
 from neurond.cli.ecs.text import REGISTER, BadTaskFile, joined, parse
@@ -54,7 +54,7 @@ def unwrapped(tree: Any) -> tuple[Any, str]:
         return tree, ""
     for key, item in tree.items():
         if key not in {"taskDefinition", "tags"}:
-            raise BadTaskFile(key, f"no such field beside taskDefinition: {unknown(key, '')}")
+            raise BadTaskFile(key, "no such field beside taskDefinition: only tags may be there")
         if key == "taskDefinition" and isinstance(item, str):
             raise BadTaskFile(key, f"it only names a task definition: {REGISTER}")
     return tree["taskDefinition"], "taskDefinition"
@@ -127,9 +127,11 @@ class Task:
         if asked:
             return {"all": True} if every else {"count": int(asked[0][1])}
         chips = sorted({entry["chip"] for given in devices for entry in given})
-        for chip in chips:
-            held = [any(entry["chip"] == chip for entry in given) for given in devices]
-            names = [container["name"] for container, has in zip(containers, held, strict=True) if has]
+        holders: dict[int, list[str]] = {chip: [] for chip in chips}
+        for container, given in zip(containers, devices, strict=True):
+            for entry in given:
+                holders[entry["chip"]].append(container["name"])
+        for chip, names in holders.items():
             if len(names) > 1:
                 self.notes.append(f"chip {chip} is shared by {' and '.join(names)}: the task has one lease")
         return {"chips": chips} if chips else {}
@@ -145,6 +147,7 @@ class Task:
     def _chips(self, container: Object, where: str) -> Iterable[Object]:
         """Return the chips among the devices of a container, each once, with path and permissions inside."""
         found: dict[int, Object] = {}
+        paths: dict[str, int] = {}
         for i, device in enumerate(container.get("linuxParameters", {}).get("devices", ())):
             here = f"{where}.linuxParameters.devices[{i}]"
             chip, path = chip_of(device, here), inside(device)
@@ -154,7 +157,7 @@ class Task:
             if entry["path"] != path:
                 sentence = f"chip {chip} is mapped twice, as {entry['path']} and as {path}: keep one"
                 raise BadTaskFile(f"{here}.containerPath", sentence)
-            if any(other["path"] == path for other in found.values() if other is not entry):
+            if paths.setdefault(path, chip) != chip:
                 raise BadTaskFile(f"{here}.containerPath", f"another chip is {path} in this container already")
             entry["permissions"] = "".join(c for c in "rwm" if c in entry["permissions"] + letters(device))
         for chip, entry in found.items():

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.cli.test_taskfile import FILES, container, definition, devices
-from tests.harness import NEUROND, PATIENCE, eventually
+from tests.harness import NEUROND, PATIENCE, Daemon, eventually
 
 Replies = list[dict[str, Any]]
 
@@ -467,3 +467,14 @@ def test_describe_host(scripted: Scripted) -> None:
     assert instance["registeredResources"] == [entry | {"stringSetValue": ["0", "1", "2", "3"]}]
     assert instance["remainingResources"] == [entry | {"stringSetValue": ["2", "3"]}]
     assert {"name": "ecs.instance-type", "value": "trn1.32xlarge"} in instance["attributes"]
+
+
+def test_a_real_daemon_knows_this_host(daemon: Daemon) -> None:
+    """What is described and checked is what a daemon says of its host: leased chips do not remain."""
+    daemon.call("Acquire", count=4, ttl=60)
+    (instance,) = json.loads(daemon.cli("host", "describe").stdout)["containerInstances"]
+    assert instance["registeredResources"][0]["stringSetValue"] == [str(index) for index in range(16)]
+    assert instance["remainingResources"][0]["stringSetValue"] == [str(index) for index in range(4, 16)]
+    done = daemon.cli("task", "run", "--check", str(FILES / "serve.json"))
+    assert done.returncode == 0
+    assert "not checked" not in done.stdout

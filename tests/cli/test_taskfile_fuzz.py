@@ -9,6 +9,7 @@ import os
 import random
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +23,8 @@ LONG = os.environ.get("NEUROND_TEST_LONG") == "1"
 BUDGET = settings(
     max_examples=20_000 if LONG else 100, deadline=None, suppress_health_check=list(HealthCheck), database=None
 )
+
+pytestmark = pytest.mark.timeout(6 * 3600 if LONG else 120)
 
 SAMPLES = [json.loads((FILES / name).read_text("utf-8")) for name in ("train.json", "serve.json", "described.json")]
 KEYS = sorted({part.removesuffix("[]") for path in FIELDS for part in path.split(".")})

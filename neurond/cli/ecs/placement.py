@@ -13,9 +13,12 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from neurond.catalog import look_up
-from neurond.cli.ecs.text import BadTaskFile, joined
+from neurond.cli.ecs.text import BadTaskFile, joined, short
 
-LONGEST, DEEPEST, LONGEST_PATTERN = 2000, 40, 100
+LONGEST, DEEPEST = 2000, 40
+"""Characters of an expression, and parentheses within each other, that are looked at."""
+MOST_REPEATS, REPEATED_GROUP = 6, re.compile(r"\)[*+{]")
+"""What a regular expression may have without taking for ever to fail: such a one is not tried."""
 ACCELERATORS = {
     "Inferentia": "inferentia",
     "Inferentia2": "inferentia2",
@@ -62,7 +65,7 @@ def _constraint(expression: str, where: str, host: Host | None) -> list[str]:
     attributes = host.attributes()
     answer = evaluate(expression, attributes)
     if answer is None:
-        return [f"{where}: not checked, as this host can't tell: {expression}"]
+        return [f"{where}: not checked, as this host can't tell: {short(expression)}"]
     if not answer:
         named = [name for name in attributes if name in expression] or list(attributes)
         here = ", ".join(f"{name} {attributes[name]}" for name in named)
@@ -247,7 +250,7 @@ class Query:
 
 def _matches(pattern: str, value: str) -> bool | None:
     """Tell whether a value matches a regular expression of Java as a whole; None if Python does not have that one."""
-    if len(pattern) > LONGEST_PATTERN:
+    if sum(map(pattern.count, "*+?{")) > MOST_REPEATS or REPEATED_GROUP.search(pattern):
         return None
     try:
         with warnings.catch_warnings():

@@ -18,6 +18,7 @@ class BadTaskFile(Exception):
     """The file is refused. `where` is the JSON path of what is wrong, or empty; the text is one sentence."""
 
     def __init__(self, where: str, sentence: str) -> None:
+        where, sentence = short(where), short(sentence)
         super().__init__(f"{where}: {sentence}" if where else sentence)
         self.where = where
 
@@ -61,6 +62,11 @@ def decode(data: bytes) -> str:
 def joined(where: str, key: str) -> str:
     """Return the JSON path of a key of the object at `where`."""
     return f"{where}.{key}" if where else key
+
+
+def short(text: str, most: int = 400) -> str:
+    """Cut a text out of a file to what a person reads."""
+    return text if len(text) <= most else f"{text[: most // 2]} … {text[-most // 2 :]}"
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> Pairs:
