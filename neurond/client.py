@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 INTERFACE = "io.neurond"
-SLOW = {"RunContainer", "StopContainer", "ContainerLogs", "Watch"}
+SLOW = {"RunContainer", "RunTask", "StopContainer", "StopTask", "ContainerLogs", "Watch"}
 """Methods whose first reply may take its time: a container's grace, an image that is there, an event to come."""
 PATIENCE = 60.0
 """Seconds that the first reply to any other may take before the daemon is taken not to answer."""

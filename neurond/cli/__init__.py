@@ -25,6 +25,8 @@ VERBS = {
     "check": ("show", "compare the ledger with processes, nodes and containers"),
     "container": ("containers", "run, list, stop containers on leased chips, read their output"),
     "docker": ("docker", "docker run and docker create with leased chips, and any flag of docker's"),
+    "task": ("task", "run an ECS task definition, describe its tasks"),
+    "host": ("task", "describe this host as ECS describes one"),
     "serve": ("serve", "run the daemon"),
     "simulate": ("simulate", "pull and plug chips of a simulated host"),
     "version": ("show", "print the versions of the command and of the daemon"),
@@ -42,11 +44,11 @@ EXIT_CODES = {
     "WaitTimedOut": NO_CAPACITY,
     "NotAllowed": NOT_ALLOWED,
 }
-LAUNCHING = {"run", "container", "docker"}
+LAUNCHING = {"run", "container", "docker", "task"}
 
 HELP_EPILOG = """\
 exit codes:
-  the command's own  run, container run and docker run, once the command or container has started
+  the command's own  of run, container run, docker run and task run, once the command or container has started
   1    failed                          66   no such lease or chip
   2    wrong usage or impossible wish  69   the daemon does not answer
   125  failed before the start         75   no capacity, or the wait ran out

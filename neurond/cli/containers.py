@@ -96,13 +96,14 @@ def security(text: str) -> str:
 
 
 class Stopper:
-    """Stops the container on SIGINT, SIGTERM and SIGHUP; before there is one, these end the command."""
+    """Stops a container or a task on SIGINT, SIGTERM and SIGHUP; before there is one, these end the command."""
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-    def __init__(self, host: str | None) -> None:
+    def __init__(self, host: str | None, kind: str = "container") -> None:
         self.host = host
-        self.container = ""
+        self.kind = kind
+        self.target = ""
 
     def __enter__(self) -> "Stopper":  # noqa: PYI034 - typing is slow to import
         for number in self.SIGNALS:
@@ -114,7 +115,7 @@ class Stopper:
             signal.signal(number, signal.SIG_DFL)
 
     def _on_signal(self, number: int, _: object) -> None:
-        if not self.container:
+        if not self.target:
             raise Exit(128 + number)
         # In a thread, so that output still comes while the container takes its time to end.
         threading.Thread(target=self._stop, daemon=True).start()
@@ -122,9 +123,9 @@ class Stopper:
     def _stop(self) -> None:
         try:
             with Client(self.host) as client:
-                client.call("StopContainer", container=self.container)
+                client.call(f"Stop{self.kind.capitalize()}", **{self.kind: self.target})
         except (NeurondError, Unreachable) as error:
-            print(f"neurond: {self.container} could not be stopped: {error}", file=sys.stderr)
+            print(f"neurond: {self.kind} {self.target} could not be stopped: {error}", file=sys.stderr)
 
 
 def follow_run(replies: Iterator[dict[str, Any]], options: Any, stopper: Stopper) -> int:
@@ -141,16 +142,16 @@ def follow_run(replies: Iterator[dict[str, Any]], options: Any, stopper: Stopper
     except NeurondError as error:
         raise with_conflict_code(error, options.conflict_exit_code) from None
     except Unreachable as error:
-        if not stopper.container:
+        if not stopper.target:
             raise
-        hint = f"container {stopper.container[:12]} goes on, and keeps its chips"
+        hint = f"container {stopper.target[:12]} goes on, and keeps its chips"
         raise Exit(FAILED_BEFORE_START, f"{error}: {hint}") from None
     return 0
 
 
 def started(reply: dict[str, Any], options: Any, stopper: Stopper) -> None:
     """Take note that the container runs."""
-    stopper.container = reply["container_id"]
+    stopper.target = reply["container_id"]
     if options.detach:
         print(reply["container_id"])
     elif sys.stderr.isatty():
@@ -158,7 +159,7 @@ def started(reply: dict[str, Any], options: Any, stopper: Stopper) -> None:
             f"neurond: lease {reply['lease']}: chips {ranges(reply['chips'])} in {reply['container']}", file=sys.stderr
         )
     if options.interactive and not options.detach:
-        threading.Thread(target=send_input, args=(options.host, stopper.container), daemon=True).start()
+        threading.Thread(target=send_input, args=(options.host, stopper.target), daemon=True).start()
 
 
 def send_input(host: str | None, container_id: str) -> None:

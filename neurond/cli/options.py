@@ -103,6 +103,11 @@ def add_chips(parser: argparse.ArgumentParser, *wait_names: str, required: bool 
     which.add_argument("-n", "--count", type=int, metavar="N", help="lease N chips of neurond's choice")
     which.add_argument("--chips", type=chip_list, metavar="0,1", help="lease exactly these chips (0,1 or 0-3)")
     which.add_argument("--all", action="store_true", help="lease all chips of the host")
+    add_waiting(parser, *wait_names)
+
+
+def add_waiting(parser: argparse.ArgumentParser, *wait_names: str) -> None:
+    """Add how long to wait for chips (`--wait`, and these names for it), and the exit code if that was in vain."""
     waiting = parser.add_mutually_exclusive_group()
     waiting.add_argument(
         *wait_names,
@@ -124,14 +129,13 @@ def add_chips(parser: argparse.ArgumentParser, *wait_names: str, required: bool 
 
 def wish(options: argparse.Namespace) -> dict[str, Any]:
     """Return the parameters of a request that `add_chips` has read."""
+    return {"count": options.count, "chips": options.chips, "all": options.all} | patience(options)
+
+
+def patience(options: argparse.Namespace) -> dict[str, Any]:
+    """Return how long to wait, in seconds, as `add_waiting` has read it, and whether for missing chips too."""
     wait = 0.0 if options.no_wait else FOREVER if options.wait is None else options.wait
-    return {
-        "count": options.count,
-        "chips": options.chips,
-        "all": options.all,
-        "wait": wait,
-        "missing_ok": options.wait is not None,
-    }
+    return {"wait": wait, "missing_ok": options.wait is not None}
 
 
 def exit_code(text: str) -> int:
