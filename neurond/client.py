@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 INTERFACE = "io.neurond"
-SLOW = {"RunContainer", "RunTask", "StopContainer", "StopTask", "ContainerLogs", "Watch"}
-"""Methods whose first reply may take its time: a container's grace, an image that is there, an event to come."""
+SLOW = {"RunContainer", "RunTask", "StopContainer", "StopTask", "ContainerLogs", "WriteInput", "Watch"}
+"""Methods whose first reply may take its time: a grace, input that is read slowly, an image to get."""
 PATIENCE = 60.0
 """Seconds that the first reply to any other may take before the daemon is taken not to answer."""
 DEFAULT_ADDRESS = "unix:///run/neurond/neurond.sock"

@@ -341,10 +341,59 @@ class ContainerInput(Parameters):
     eof: bool | None = None
 
 
+class TaskChip(Parameters):
+    """A chip of the task's lease for one of its containers: its path inside, and what may be done with it (r, w, m)."""
+
+    chip: int
+    path: str
+    permissions: str
+
+
+class TaskDependency(Parameters):
+    """Another container of the task that has to be so far first; the conditions are those of ECS."""
+
+    container: str
+    condition: Literal["START", "COMPLETE", "SUCCESS", "HEALTHY"]
+
+
+class TaskContainer(Parameters):
+    """A container of a task. It gets `chips`, or with `all_chips` all those of the lease, or none."""
+
+    name: str
+    options: Options
+    essential: bool | None = None
+    depends_on: list[TaskDependency] | None = None
+    chips: list[TaskChip] | None = None
+    all_chips: bool | None = None
+
+
+class TaskRun(Parameters):
+    """Run containers on one lease, each when what it depends on is so far; the first essential one to end ends all.
+
+    Call it with `more`; see Progress for what comes back. With `detach` the reply comes when the first ones run.
+    """
+
+    name: str
+    containers: list[TaskContainer]
+    count: int | None = None
+    chips: list[int] | None = None
+    all: bool | None = None
+    wait: float | None = None
+    missing_ok: bool | None = None
+    detach: bool | None = None
+
+
+class TaskStop(Parameters):
+    """Stop all containers of a task, which is named by its lease."""
+
+    task: str
+
+
 class Progress(Message):
     """What happens to a launch. `data` is output of the container in base64, `stream` says whether stdout or stderr.
 
     `status` is a line for people (pulling, waiting); `container` and `lease` come when it runs; `exit_code` is last.
+    Of a task, `container` says whose output or exit code a reply has; the last one has the exit code of the task.
     """
 
     status: str | None = None
@@ -358,7 +407,11 @@ class Progress(Message):
 
 
 class ContainerView(Message, omit_defaults=False):
-    """A container that neurond launched. `status` is Docker's word; `lease` is null once the lease has ended."""
+    """A container that neurond launched. `status` is Docker's word; `lease` is null once the lease has ended.
+
+    Of a container of a task, `task` is the task's name, `task_id` the lease that it began with, and `task_container`
+    the name that the container has in it.
+    """
 
     name: str
     container_id: str
@@ -368,7 +421,9 @@ class ContainerView(Message, omit_defaults=False):
     lease: str | None
     chips: list[int]
     owner: str | None
+    health: str | None
     task: str | None
+    task_id: str | None
     task_container: str | None
 
 
@@ -420,6 +475,8 @@ METHODS: dict[str, Method] = {
     "RunContainer": Method(ContainerRun, Progress),
     "CheckContainer": Method(ContainerCheck, Done),
     "WriteInput": Method(ContainerInput, Done),
+    "RunTask": Method(TaskRun, Progress),
+    "StopTask": Method(TaskStop, Done),
     "ListContainers": Method(Nothing, Containers),
     "StopContainer": Method(ContainerStop, Done),
     "ContainerLogs": Method(ContainerLogs, Progress),

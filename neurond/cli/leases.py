@@ -191,9 +191,7 @@ def env(arguments: Sequence[str]) -> int:
     options = parser.parse(arguments)
     with Client(options.host) as client:
         reply = client.call("Environment", lease=options.lease)
-    if options.json:
-        print(json.dumps(reply))
-    elif options.docker_args:
+    if options.docker_args:
         import shlex
 
         from neurond.cli.docker import arguments_for

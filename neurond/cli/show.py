@@ -116,6 +116,8 @@ def binding_text(row: Row) -> str:
         return f"process {row['pid']}"
     if row["binding"] == "container":
         return f"container {row['container'] or 'being created'}"
+    if row["binding"] == "task":
+        return f"task of {row['container'] or 'containers being created'}"
     if row["binding"] == "time":
         return f"until {clock(row['until'])}"
     return f"connection of {row['pid']}"

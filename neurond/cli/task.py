@@ -112,7 +112,8 @@ def check(options: Any, data: bytes) -> int:
     print(f"task {plan['name']}: {asked(plan)}")
     for container in plan["containers"]:
         chips = container["chips"]
-        given = "the task's chips" if chips == "lease" else f"chips {ranges(c['chip'] for c in chips)}" if chips else ""
+        given = f"chips {ranges(c['chip'] for c in chips)}" if chips else ""
+        given = "the task's chips" if container["all_chips"] else given
         print(printable(f"  {container['name']}: {container['options']['image']}, {given or 'no chip'}"))
     for note in read.notes:
         print(printable(f"note: {note}"))
@@ -222,10 +223,10 @@ def describe(arguments: Sequence[str]) -> int:
         rows = [row for row in client.call("ListContainers")["containers"] if row.get("task")]
     found: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        found.setdefault((row["lease"] or "", row["task"]), []).append(row)
+        found.setdefault((row["task_id"], row["task"]), []).append(row)
     wanted = [name.removeprefix(ARN) for name in options.task]
-    known = {lease or name for lease, name in found}
-    tasks = [described(lease or name, name, own) for (lease, name), own in found.items()]
+    known = {identity for identity, _ in found}
+    tasks = [described(identity, name, own) for (identity, name), own in found.items()]
     failures = [{"arn": f"{ARN}{name}", "reason": "MISSING"} for name in wanted if name not in known]
     if wanted:
         tasks = [entry for entry in tasks if entry["taskArn"].removeprefix(ARN) in wanted]

@@ -94,9 +94,10 @@ class Task:
                     {"container": on["containerName"], "condition": on["condition"]}
                     for on in container.get("dependsOn", ())
                 ],
-                "chips": "lease" if container.get("resourceRequirements") else devices[i] or None,
-                "health": health(container.get("healthCheck"), f"{self._at(i)}.healthCheck"),
-                "options": options(container, self._at(i), network, self.volumes),
+                "all_chips": bool(container.get("resourceRequirements")),
+                "chips": devices[i] or None,
+                "options": options(container, self._at(i), network, self.volumes)
+                | health(container.get("healthCheck"), f"{self._at(i)}.healthCheck"),
             }
             for i, container in enumerate(containers)
         ]

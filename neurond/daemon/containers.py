@@ -285,7 +285,7 @@ class Containers:
         if lease_id in self.launches or container.lives:
             return
         lease = self.broker.ledger.leases.get(lease_id)
-        if lease is not None and lease.state == "active":
+        if lease is not None and lease.state == "active" and not await self._was_given_up(lease, container):
             return
         ours = container.labels.get(labels.NAME) == container.name
         if ours and (container.status == "created" or container.labels.get(labels.REMOVE) == "yes"):
@@ -293,6 +293,15 @@ class Containers:
             with suppress(EngineError):
                 await in_thread(self.engine.remove, container.id)
                 reach("container.removed")
+
+    async def _was_given_up(self, lease: Lease, container: Container) -> bool:
+        """Tell whether nobody will start a container of a lease that lives: a crash came between, in a task."""
+        if container.status != "created" or not isinstance(lease.binding, ByTask):
+            return False
+        with suppress(EngineError):
+            found = await in_thread(self.engine.inspect, container.id)
+            return found is not None and found.status == "created" and lease.id not in self.launches
+        return False
 
     def _listen(self) -> None:
         """Wait for news, for ever; the stream may end at any time without a word."""
@@ -338,7 +347,12 @@ def is_handed_over_next(lease: Lease) -> bool:
 
 
 def container_name(lease: Lease, wanted: str = "") -> str:
-    """Return the name of a lease's container: the user's choice, or one made of the lease's id."""
+    """Return the name of a lease's container: the user's choice, or one made of the lease's id.
+
+    Those of a task have the names that they have in it, after the lease's id.
+    """
+    if isinstance(lease.binding, ByTask):
+        return f"neurond-{lease.id}-{wanted}"
     return wanted or f"neurond-{lease.id}"
 
 

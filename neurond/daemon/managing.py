@@ -19,7 +19,7 @@ from neurond.daemon.threads import in_thread
 from neurond.host import processes
 from neurond.host.docker import Container, EngineError
 from neurond.ledger.errors import InvalidRequest, NoSuchLease, NotAllowed
-from neurond.ledger.leases import ByContainer, Lease, OnContainers
+from neurond.ledger.leases import ByContainer, ByTask, Lease, OnContainers
 
 SHORTEST_ID = 6
 
@@ -63,7 +63,8 @@ class Managing:
     async def _view(self, container: Container) -> wire.ContainerView:
         lease = self._lease_of(container)
         found = None
-        if container.status == "exited":
+        task = container.labels.get(labels.TASK)
+        if container.status == "exited" or task is not None:
             with suppress(EngineError):  # one that can't be inspected is listed without its exit code
                 found = await in_thread(self.engine.inspect, container.id)
         owner = container.labels.get(labels.OWNER, "")
@@ -72,11 +73,13 @@ class Managing:
             container.id,
             container.image,
             container.status,
-            found.exit_code if found else None,
+            found.exit_code if found and not found.lives else None,
             lease.id if lease else None,
-            list(lease.chips) if lease else [],
+            _chips_of(container, lease),
             processes.user_name(int(owner)) if owner.isdecimal() else None,
-            container.labels.get(labels.TASK),
+            (found.health or None) if found else None,
+            task,
+            container.labels[labels.LEASE] if task is not None else None,
             container.labels.get(labels.TASK_CONTAINER),
         )
 
@@ -187,3 +190,11 @@ class Managing:
         if peer.uid != 0 and found[0].labels.get(labels.OWNER) != str(peer.uid):
             raise NotAllowed(f"container {found[0].name} was launched by somebody else: only its owner or root may")
         return found[0]
+
+
+def _chips_of(container: Container, lease: Lease | None) -> list[int]:
+    """Return the chips that a container has of its lease; of a task's, each container may have some."""
+    if lease is None:
+        return []
+    own = {int(chip) for chip in container.labels.get(labels.CHIPS, "").split(",") if chip.isdecimal()}
+    return [index for index in lease.chips if index in own] if isinstance(lease.binding, ByTask) else list(lease.chips)

@@ -32,6 +32,7 @@ from neurond.daemon.points import reach
 from neurond.daemon.recovery import recover
 from neurond.daemon.requests import Requests
 from neurond.daemon.server import Server, most_connections
+from neurond.daemon.tasks import Tasks
 from neurond.host import processes, systemd
 from neurond.host.cdi import CdiFile
 from neurond.host.docker import Engine
@@ -118,13 +119,14 @@ async def _run(options: Options, undo: ExitStack) -> None:
     launching = Launching(broker, requests, containers, fence)
     managing = Managing(broker, requests, containers, launching)
     checking = Checking(broker, containers, discovery)
-    answering = (requests, launching, managing, checking, About(broker, simulated, engine))
+    tasks = Tasks(requests, containers, launching)
+    answering = (requests, launching, tasks, managing, checking, About(broker, simulated, engine))
     server = Server(answering, broker.commit, most)
     broker.server = server
     server.on_disconnect += [broker.disconnected, managing.disconnected]
 
     listening = await _listen(server, rundir, rules, undo)
-    tasks = [
+    running = [
         asyncio.create_task(discovery.follow(broker.take_chips)),
         asyncio.create_task(broker.usage.follow()),
         asyncio.create_task(containers.follow()),
@@ -133,13 +135,13 @@ async def _run(options: Options, undo: ExitStack) -> None:
     reach("start.listening")
     _say_ready(rundir, ledger, discovery.note(ledger.chips))
     try:
-        await _until(stop, tasks)
+        await _until(stop, running)
     finally:
         systemd.notify("STOPPING=1")
         listening.close()
-        for task in tasks:
+        for task in running:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*running, return_exceptions=True)
         for connection in list(server.connections):
             connection.abort()
         await asyncio.sleep(0)  # the connections take note

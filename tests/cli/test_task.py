@@ -153,8 +153,8 @@ def test_what_is_asked(scripted: Scripted, job: str) -> None:
                 "name": "app",
                 "essential": True,
                 "depends_on": [],
+                "all_chips": False,
                 "chips": [{"chip": 0, "path": "/dev/neuron0", "permissions": "rwm"}],
-                "health": None,
                 "options": {"image": "app:1"},
             }
         ],
@@ -345,7 +345,7 @@ def test_check_json(scripted: Scripted) -> None:
     done = scripted.cli("task", "run", "--check", "-j", str(FILES / "train.json"))
     printed = json.loads(done.stdout)
     assert printed.keys() == {"plan", "notes"}
-    assert (printed["plan"]["all"], printed["plan"]["containers"][0]["chips"]) == (True, "lease")
+    assert (printed["plan"]["all"], printed["plan"]["containers"][0]["all_chips"]) == (True, True)
 
 
 def test_check_without_a_daemon(run_dir: Path) -> None:
@@ -384,6 +384,7 @@ def row(name: str, **fields: Any) -> dict[str, Any]:
         "chips": [],
         "owner": "root",
         "task": "job",
+        "task_id": "abcd-1",
         "task_container": name,
     } | fields
 
@@ -436,9 +437,9 @@ def test_describe_tasks(scripted: Scripted) -> None:
 def test_describe_some_tasks(scripted: Scripted) -> None:
     """Tasks are named by lease or taskArn; one that there is not is a failure in ECS's words, and exit code 66."""
     rows = [
-        row("a", lease="abcd-1"),
-        row("b", lease="abcd-2", status="created"),
-        row("c", lease="abcd-3", status="dead"),
+        row("a", task_id="abcd-1"),
+        row("b", task_id="abcd-2", status="created"),
+        row("c", task_id="abcd-3", status="dead", lease=None),
     ]
     scripted.replies["ListContainers"] = [{"containers": rows}]
     done = scripted.cli("task", "describe", "abcd-2", "neurond:task/abcd-3")

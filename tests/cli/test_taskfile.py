@@ -88,8 +88,8 @@ def test_a_task_that_asks_for_all_chips() -> None:
                 "name": "trainer",
                 "essential": True,
                 "depends_on": [],
-                "chips": "lease",
-                "health": None,
+                "all_chips": True,
+                "chips": None,
                 "options": {
                     "image": "registry.example.org/train:7",
                     "command": ["python", "train.py", "--epochs", "3"],
@@ -115,15 +115,16 @@ def test_a_task_with_all_that_is_supported() -> None:
         "essential": True,
         "depends_on": [{"container": "fetch", "condition": "SUCCESS"}],
         "chips": [{"chip": 0, "path": "/dev/neuron0", "permissions": "rw"}],
-        "health": {
-            "test": ["CMD-SHELL", "test -e /run/ready || exit 1"],
-            "interval": 10,
-            "timeout": 5,
-            "retries": 3,
-            "start_period": 0,
-        },
+        "all_chips": False,
         "options": {
             "image": "model:1",
+            "health": {
+                "test": ["CMD-SHELL", "test -e /run/ready || exit 1"],
+                "interval": 10,
+                "timeout": 5,
+                "retries": 3,
+                "start_period": 0,
+            },
             "command": ["--port", "8000"],
             "entrypoint": ["/bin/serve"],
             "env": ["MODE=fast", "EMPTY="],
@@ -181,7 +182,7 @@ def test_a_task_without_chips() -> None:
 def test_a_number_of_chips() -> None:
     """NeuronDevice takes a number too, which ECS does not."""
     found = plan(container(resourceRequirements=[{"type": "NeuronDevice", "value": "4"}]))
-    assert (found["count"], found["containers"][0]["chips"]) == (4, "lease")
+    assert (found["count"], found["containers"][0]["all_chips"]) == (4, True)
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "2.5", "two", "", "${N}", "99999", "01"])
@@ -636,7 +637,7 @@ def test_limits_of_a_health_check(field: str, value: int, *, fine: bool) -> None
     """The times of a health check have ECS's limits."""
     check = {"command": ["CMD", "true"], field: value}
     if fine:
-        assert value in only(healthCheck=check)["health"].values()
+        assert value in only(healthCheck=check)["options"]["health"].values()
     else:
         assert refused(healthCheck=check).startswith(f"healthCheck.{field}: {value} is not possible: ")
 

@@ -140,19 +140,21 @@ def ports(container: Object, where: str, network: str | None) -> list[str]:
     return found
 
 
-def health(check: Object | None, where: str) -> Object | None:
+def health(check: Object | None, where: str) -> Object:
     """Return a health check in Docker's form, times in seconds."""
     if not check:
-        return None
+        return {}
     kind, *command = check["command"]
     if kind not in {"CMD", "CMD-SHELL"} or not command or (kind == "CMD-SHELL" and len(command) > 1):
         raise BadTaskFile(f"{where}.command", '["CMD-SHELL", "one command line"] or ["CMD", "program", …] belongs here')
     return {
-        "test": check["command"],
-        "interval": check.get("interval", INTERVAL),
-        "timeout": check.get("timeout", TIMEOUT),
-        "retries": check.get("retries", RETRIES),
-        "start_period": check.get("startPeriod", 0),
+        "health": {
+            "test": check["command"],
+            "interval": check.get("interval", INTERVAL),
+            "timeout": check.get("timeout", TIMEOUT),
+            "retries": check.get("retries", RETRIES),
+            "start_period": check.get("startPeriod", 0),
+        }
     }
 
 
