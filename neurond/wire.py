@@ -448,6 +448,17 @@ class ContainerLogs(Parameters):
     tail: int | None = None
 
 
+class Names(Message, omit_defaults=False):
+    """The leases as devices (CDI): chips by name, and the specification that gives an engine these names.
+
+    `file` is where the engine finds it; null if the engine here does not resolve such names.
+    """
+
+    file: str | None
+    names: dict[str, list[int]]
+    specification: msgspec.Raw
+
+
 # -- the interface --------------------------------------------------------------------------------------------------
 
 
@@ -477,6 +488,7 @@ METHODS: dict[str, Method] = {
     "WriteInput": Method(ContainerInput, Done),
     "RunTask": Method(TaskRun, Progress),
     "StopTask": Method(TaskStop, Done),
+    "ListNames": Method(Nothing, Names),
     "ListContainers": Method(Nothing, Containers),
     "StopContainer": Method(ContainerStop, Done),
     "ContainerLogs": Method(ContainerLogs, Progress),

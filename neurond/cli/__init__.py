@@ -27,6 +27,7 @@ VERBS = {
     "docker": ("docker", "docker run and docker create with leased chips, and any flag of docker's"),
     "task": ("task", "run an ECS task definition, describe its tasks"),
     "host": ("task", "describe this host as ECS describes one"),
+    "cdi": ("cdi", "list leases as device names, print their CDI specification"),
     "serve": ("serve", "run the daemon"),
     "simulate": ("simulate", "pull and plug chips of a simulated host"),
     "version": ("show", "print the versions of the command and of the daemon"),

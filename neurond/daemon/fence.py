@@ -6,9 +6,12 @@ with the lease: before anybody else can get the chips.
 
 from pathlib import Path
 
+import msgspec
 import structlog
 
-from neurond.host.cdi import KIND, CdiFile, Node
+from neurond import wire
+from neurond.daemon.server import Call, Handler
+from neurond.host.cdi import KIND, CdiFile, Node, describe
 from neurond.ledger.leases import ByConnection, Lease
 from neurond.ledger.ledger import Ledger
 
@@ -50,6 +53,20 @@ class Fence:
             for lease in self._ledger.leases.values()
             if lease.state == "active" and not lease.lost and not isinstance(lease.binding, ByConnection)
         }
+
+    def handlers(self) -> dict[str, Handler]:
+        """Return the functions that answer calls, by the method's name."""
+        return {"ListNames": self._list}
+
+    def _list(self, call: Call, request: wire.Nothing) -> wire.Names:
+        del call, request
+        names = self.names()
+        leases = self._ledger.leases
+        return wire.Names(
+            str(self._file.path) if self._file is not None and self.is_on else None,
+            {f"{KIND}={name}": list(leases[name].chips) for name in names},
+            msgspec.Raw(msgspec.json.encode(describe(names))),
+        )
 
     def update(self) -> None:
         """Make the names those of the leases that live. Without a way to, containers get plain devices from now on."""

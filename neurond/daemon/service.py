@@ -120,7 +120,7 @@ async def _run(options: Options, undo: ExitStack) -> None:
     managing = Managing(broker, requests, containers, launching)
     checking = Checking(broker, containers, discovery)
     tasks = Tasks(requests, containers, launching)
-    answering = (requests, launching, tasks, managing, checking, About(broker, simulated, engine))
+    answering = (requests, launching, tasks, managing, checking, fence, About(broker, simulated, engine))
     server = Server(answering, broker.commit, most)
     broker.server = server
     server.on_disconnect += [broker.disconnected, managing.disconnected]
