@@ -29,10 +29,7 @@ def list_names(arguments: Sequence[str]) -> int:
     with Client(options.host) as client:
         reply = client.call("ListNames")
     if reply["file"] is None:
-        print(
-            "neurond: the Docker Engine here does not resolve these names (it has no CDI, or has it off)",
-            file=sys.stderr,
-        )
+        print("neurond: the engine here does not resolve these names: it has no CDI, or has it off", file=sys.stderr)
     if options.json:
         print(json.dumps(reply["names"]))
     elif reply["names"]:

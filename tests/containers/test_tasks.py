@@ -13,7 +13,8 @@ pytestmark = pytest.mark.docker
 
 ALL = {"resourceRequirements": [{"type": "NeuronDevice", "value": "ALL"}]}
 FOUR = {"resourceRequirements": [{"type": "NeuronDevice", "value": "4"}]}
-PROBE = "for i in 2 3; do [ -c /dev/neuron$i ] && (: <> /dev/neuron$i) && echo $i; done; echo cores $NEURON_RT_VISIBLE_CORES"
+PROBE = """for i in 2 3; do [ -c /dev/neuron$i ] && (: <> /dev/neuron$i) && echo $i; done
+echo cores $NEURON_RT_VISIBLE_CORES"""
 
 
 def task(*containers: dict[str, Any], **more: Any) -> str:
