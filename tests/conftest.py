@@ -1,13 +1,32 @@
 """Fixtures. As root nothing is skipped: what a test needs and does not find is a failure of the test command."""
 
 import os
+import shlex
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.harness import Daemon, PrivateEngine, short_directory
+
+ALONE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--net"]
+ALONE += ["sh", "-c", 'busybox ip link set lo up; "$@"; exit $?', "sh"]
+"""Runs a command in namespaces of its own. The shell waits for orphans, and all that is left ends with the command."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(specs: list[Any]) -> None:
+    """Keep parallel workers apart, as root: there is one machine's worth of /proc and of nodes for simulated chips.
+
+    A daemon looks for users of its chips in all of /proc, and simulated hosts borrow the same few device numbers. Each
+    worker has a /proc of its own, and names of its own (of the net namespace) by which a host claims its numbers.
+    """
+    if os.geteuid() == 0:
+        for spec in specs:
+            spec.python = shlex.join([*ALONE, sys.executable])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

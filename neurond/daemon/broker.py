@@ -136,7 +136,7 @@ class Broker:
             if lease.state == "active":
                 self._bindings.follow(lease.id, lease.binding)
             else:
-                self._draining_since[lease.id] = self._loop.time()
+                self._draining_since[lease.id] = time.monotonic()
         self.happened(events)
         self.access.refresh()
         reach("start.recovered")
@@ -211,7 +211,7 @@ class Broker:
             self.usage.soon()
 
     def _drains_too_long(self, lease_id: str) -> bool:
-        return self._loop.time() - self._draining_since[lease_id] > STUCK_AFTER
+        return time.monotonic() - self._draining_since[lease_id] > STUCK_AFTER
 
     def _binding_gone(self, lease_id: str, reason: str) -> None:
         """Take note of the end of a process, connection or time limit that a lease is bound to."""
@@ -362,7 +362,7 @@ class Broker:
                     self._ended(lease_id, reason)
                 case LeaseDraining(lease_id):
                     self._bindings.forget(lease_id)
-                    self._draining_since[lease_id] = self._loop.time()
+                    self._draining_since[lease_id] = time.monotonic()
                     self._just_draining.add(lease_id)
                     self.access.refresh_some(self.ledger.get(lease_id).chips)
                     self.usage.soon()

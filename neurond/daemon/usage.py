@@ -6,6 +6,7 @@ changed, again and again while a chip drains or is used without a lease, and eve
 
 import asyncio
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -40,7 +41,7 @@ class Seen:
 class Found:
     """What a look found: the processes by chip; and by pid, the age in seconds of those that it could not look into.
 
-    It says nothing of what happened after it `began` (by the loop's clock), such as the opening of the chips `missed`.
+    It says nothing of what happened after it `began` (monotonic clock), such as the opening of the chips `missed`.
     """
 
     by_chip: dict[int, list[Seen]]
@@ -83,7 +84,7 @@ class Usage:
             if self._begun == begun:
                 self._begun += 1
                 self._again.clear()
-                began = asyncio.get_running_loop().time()
+                began = time.monotonic()  # the loop's clock stands still within a turn
                 self.opens.begin()
                 found = await asyncio.to_thread(_look, dict(self._devices))
                 missed = self.opens.finish(mask_of(tuple(found.by_chip)))

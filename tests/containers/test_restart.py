@@ -24,8 +24,7 @@ from tests.harness import Daemon, PrivateEngine, eventually, short_directory
 pytestmark = pytest.mark.docker
 
 ROUNDS = 15
-STEP = 0.01
-"""Seconds by which the daemon is killed later in each round: up to 150 ms after the command was started."""
+"""Of launches in which the daemon is killed, each time a bit later; with one that is let finish, they fill the host."""
 
 
 # -- the daemon is killed ---------------------------------------------------------------------------------------------
@@ -92,16 +91,19 @@ def test_daemon_killed_during_a_launch(docker_daemon: Daemon, engine: PrivateEng
         running = engine.docker("ps", "--format", '{{.Label "io.neurond.lease"}}').stdout.split()
         return {lease["lease"] for lease in docker_daemon.leases()} == set(running)
 
+    began = time.monotonic()
+    launch(docker_daemon, "-n", "1", *STUBBORN)
+    step = (time.monotonic() - began) / ROUNDS  # a busy machine takes its time
     for number in range(ROUNDS):
         launching = docker_daemon.spawn("container", "run", "-n", "1", *(["-d"] if number % 2 else []), *STUBBORN)
-        time.sleep(number * STEP)
+        time.sleep(number * step)
         docker_daemon.kill()
         launching.communicate(timeout=20)
         docker_daemon.start()
         eventually(agree)
     eventually(lambda: not ours(engine, "--filter", "status=created"), SOON)
     assert agree()
-    assert held(docker_daemon), "no launch was far enough to be kept"
+    assert len(held(docker_daemon)) > 1, "no launch was far enough to be kept"
     engine.docker("kill", *ours(engine, "--filter", "status=running"))
     wait_until_free(docker_daemon)
 

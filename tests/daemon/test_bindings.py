@@ -239,6 +239,7 @@ def test_chips_that_are_closed_are_free_at_once(daemon: Daemon) -> None:
     """Where no process has its chips open, a lease that is released is over in much less than a second."""
     with holding(node_of(daemon, 0)):
         pass
+    eventually(daemon.all_free)  # the holder may have been seen at its end
     lease = daemon.call("Acquire", all=True, ttl=600)["lease"]
     began = time.monotonic()
     daemon.call("Release", lease=lease)

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -65,13 +66,13 @@ def test_the_socket_of_systemd_is_taken_over(run_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pid", "fds"), [(None, None), (None, "1"), (os.getppid(), "1"), (os.getpid(), "0"), (os.getpid(), None)]
+    ("pid", "fds"), [(None, None), (None, "1"), (os.getppid, "1"), (os.getpid, "0"), (os.getpid, None)]
 )
 def test_a_socket_for_somebody_else_is_not_taken(
-    monkeypatch: pytest.MonkeyPatch, pid: int | None, fds: str | None
+    monkeypatch: pytest.MonkeyPatch, pid: Callable[[], int] | None, fds: str | None
 ) -> None:
     """Variables that are missing, or meant for another process, mean that there is no socket."""
-    for name, value in {"LISTEN_PID": pid, "LISTEN_FDS": fds}.items():
+    for name, value in {"LISTEN_PID": pid and pid(), "LISTEN_FDS": fds}.items():
         monkeypatch.delenv(name, raising=False)
         if value is not None:
             monkeypatch.setenv(name, str(value))
