@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.containers.engines import RELEASE, SUITES, engine_in, programs_of
 from tests.harness import Daemon, PrivateEngine, short_directory
 
 ALONE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--net"]
@@ -38,6 +39,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs root"))
         if item.get_closest_marker("udev") and not shutil.which("umockdev-run"):
             item.add_marker(pytest.mark.skip(reason="needs umockdev, which root can install"))
+
+
+def pytest_sessionstart() -> None:
+    """Make the Engine that is asked for before the time of any test runs."""
+    if RELEASE and RELEASE not in SUITES:
+        raise pytest.UsageError(f"NEUROND_TEST_ENGINE={RELEASE}: it can be {' or '.join(SUITES)}")
+    if RELEASE and os.geteuid() == 0:
+        programs_of(RELEASE)
 
 
 @pytest.fixture
@@ -70,9 +79,9 @@ def daemon(make_daemon: Callable[..., Daemon]) -> Daemon:
 
 @pytest.fixture(scope="session")
 def engine() -> Iterator[PrivateEngine]:
-    """Give a Docker Engine of the tests' own."""
+    """Give a Docker Engine of the tests' own: the host's, or the one that NEUROND_TEST_ENGINE names."""
     with short_directory() as directory:
-        engine = PrivateEngine(directory)
+        engine = engine_in(directory)
         engine.start()
         engine.make_image()
         yield engine

@@ -45,6 +45,8 @@ class Daemon:
         self.arguments = ["--runtime-dir", str(directory), "--docker", engine or f"unix://{directory}/no-docker.sock"]
         if simulate:
             self.arguments += ["--simulate", simulate]
+        if engine:
+            self.arguments += ["--cdi-dir", str(Path(engine.removeprefix("unix://")).parent / "cdi")]
         self.arguments += more
         self.env: dict[str, str] = {}
         self.prefix: list[str] = []
@@ -162,7 +164,11 @@ def short_directory() -> Iterator[Path]:
 
 
 class PrivateEngine:
-    """A Docker Engine of the tests' own, with an image made of busybox."""
+    """A Docker Engine of the tests' own, with an image made of busybox.
+
+    `options` are dockerd's further ones, `programs` the PATH on which it and the docker command are looked for. `cdi`
+    is its directory of CDI specs, if it is one that knows CDI; the host's 20.10 does not.
+    """
 
     IMAGE = "neurond-test:1"
     APPLETS = ("sh", "ls", "cat", "echo", "sleep", "mknod", "true", "false", "env", "id", "dd", "head", "kill", "test")
@@ -170,15 +176,19 @@ class PrivateEngine:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.url = f"unix://{directory}/docker.sock"
+        self.cdi = directory / "cdi"
+        self.options: list[str] = []
+        self.programs = os.environ.get("PATH", os.defpath)
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start dockerd and wait until it answers."""
         command = ["dockerd", "--host", self.url, "--data-root", f"{self.directory}/data"]
         command += ["--exec-root", f"{self.directory}/exec", "--pidfile", f"{self.directory}/pid"]
-        command += ["--bridge=none", "--iptables=false"]
+        command += ["--bridge=none", "--iptables=false", *self.options]
+        env = os.environ | {"PATH": self.programs}
         with (self.directory / "log").open("ab") as log:
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self.process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         eventually(self.answers, 60)
 
     def answers(self) -> bool:
@@ -195,10 +205,21 @@ class PrivateEngine:
         mounts = [str(self.directory / "data"), str(self.directory / "exec/netns/default")]  # dockerd leaves these
         subprocess.run(["umount", "--lazy", *mounts], capture_output=True, check=False)
 
+    def kill(self) -> None:
+        """End dockerd with SIGKILL; what runs in it runs on until it is started again."""
+        assert self.process is not None
+        pid_file = self.directory / "exec/containerd/containerd.pid"
+        containerd = Path("/proc", pid_file.read_text().strip(), "cmdline")
+        self.process.kill()
+        self.process.wait()
+        eventually(lambda: not containerd.exists() or not containerd.read_bytes())  # it dies with dockerd
+        pid_file.unlink()  # else dockerd takes one that nobody has waited for as alive
+
     def docker(self, *arguments: str, check: bool = True, **kwargs: Any) -> "subprocess.CompletedProcess[str]":
         """Run the docker command."""
         command = ["docker", "--host", self.url, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=check, timeout=120, **kwargs)
+        env = os.environ | {"PATH": self.programs}
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=check, timeout=120, **kwargs)
 
     def make_image(self) -> None:
         """Import an image that is nothing but busybox."""
@@ -207,6 +228,6 @@ class PrivateEngine:
         shutil.copy("/bin/busybox", root / "bin/busybox")
         for applet in self.APPLETS:
             (root / "bin" / applet).symlink_to("busybox")
-        tar = subprocess.run(["tar", "--create", "--directory", str(root), "."], capture_output=True, check=True)
-        importing = ["docker", "--host", self.url, "import", "-", self.IMAGE]
-        subprocess.run(importing, input=tar.stdout, capture_output=True, check=True)
+        tar = self.directory / "image.tar"
+        subprocess.run(["tar", "--create", "--file", str(tar), "--directory", str(root), "."], check=True)
+        self.docker("import", str(tar), self.IMAGE)

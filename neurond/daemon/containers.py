@@ -35,6 +35,10 @@ RECONNECT = 1.0
 START_GRACE = 5.0
 """Seconds that a created container may take to start after the docker command that made it has ended."""
 CONFLICT_GRACE = 10
+ALWAYS = {"always", "unless-stopped"}
+"""Restart policies by which an engine starts a container also when it starts itself."""
+ALWAYS_GRACE = 4.0
+"""Seconds that an engine may take from stopping its containers to being gone."""
 
 
 @dataclass(slots=True)
@@ -66,6 +70,8 @@ class Containers:
         self._known: dict[str, Container] = {}
         self._reachable = True
         self._knows_engine = False
+        self._gone_since: dict[str, float] = {}
+        """Leases whose container has ended, but may come back, with the time of that by the loop's clock."""
         self._looking = asyncio.Lock()
         self._again = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -132,6 +138,7 @@ class Containers:
             if not self._knows_engine:
                 self.fence.found(await in_thread(self.engine.cdi_directories))
                 self._knows_engine = True
+                self._gone_since.clear()
             mine = await self.mine()
             look = Look(self.engine)
             leases = [lease for lease in self.broker.ledger.leases.values() if self._is_settled(lease)]
@@ -156,6 +163,8 @@ class Containers:
         if self.broker.ledger.leases.get(lease.id) is not lease:
             return  # it is another one since we asked
         living = [container for container in found if container is not None and stays(lease, container)]
+        if living:
+            self._gone_since.pop(lease.id, None)
         if lease.state != "active":
             if living:  # started again before its chips were free, as by docker restart
                 self.broker.happened(self.broker.ledger.revive(lease.id))
@@ -163,9 +172,25 @@ class Containers:
             binding = _bound_to(lease.binding, found)
             if binding != lease.binding:  # an intent that a crash interrupted, or a new name
                 self.broker.happened(self.broker.ledger.bind(lease.id, binding))
-        else:
+        elif not self._may_come_back(lease, found):
             reach("container.ended")
             self.broker.binding_ended(lease.id, why_over(lease, found))
+
+    def _may_come_back(self, lease: Lease, found: list[Container | None]) -> bool:
+        """Tell whether an engine that is just being stopped may have ended a container, to start it again later.
+
+        Only where its name as a device will let it: with policy always, such a container keeps its lease for a moment,
+        and if the engine goes away within that, until the engine is back.
+        """
+        if not any(container is not None and container.restart in ALWAYS for container in found):
+            self._gone_since.pop(lease.id, None)
+            return False
+        since = self._gone_since.setdefault(lease.id, self._loop.time())
+        if self._loop.time() - since > ALWAYS_GRACE:
+            del self._gone_since[lease.id]
+            return False
+        self._loop.call_later(1, self._again.set)
+        return True
 
     async def _found(self, lease: Lease, name: str, known_id: str, look: "Look") -> Container | None:
         found = await look.inspect(known_id or container_name(lease, name))

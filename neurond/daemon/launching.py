@@ -17,7 +17,7 @@ import structlog
 from neurond import wire
 from neurond.daemon import labels, views
 from neurond.daemon.broker import Broker, Waiter, Wish
-from neurond.daemon.containers import Containers, Launch, container_name
+from neurond.daemon.containers import ALWAYS, Containers, Launch, container_name
 from neurond.daemon.fence import Fence
 from neurond.daemon.points import reach
 from neurond.daemon.requests import Requests, checked_name, owner_of, seconds, want_of
@@ -45,7 +45,6 @@ log = structlog.get_logger()
 LAST_OUTPUT = 10.0
 """Seconds that the output of a container may take to arrive after it has ended."""
 NOT_EXECUTABLE, NOT_FOUND, FAILED = 126, 127, 125
-ALWAYS = {"always", "unless-stopped"}
 
 
 class Launching:

@@ -3,10 +3,10 @@
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
+from tests.containers.engines import engine_in
 from tests.containers.support import (
     IMAGE,
     POLITE,
@@ -115,7 +115,7 @@ def test_daemon_killed_during_a_launch(docker_daemon: Daemon, engine: PrivateEng
 def own_engine() -> Iterator[PrivateEngine]:
     """Give an engine that may be killed; whatever is left in it is removed."""
     with short_directory() as directory:
-        engine = PrivateEngine(directory)
+        engine = engine_in(directory)
         engine.start()
         engine.make_image()
         yield engine
@@ -130,23 +130,12 @@ def own_engine() -> Iterator[PrivateEngine]:
         subprocess.run(["umount", "--lazy", *mounts], capture_output=True, check=False)
 
 
-def kill(engine: PrivateEngine) -> None:
-    """End an engine with SIGKILL; what runs in it runs on until it is started again."""
-    assert engine.process is not None
-    pid_file = engine.directory / "exec/containerd/containerd.pid"
-    containerd = Path("/proc", pid_file.read_text().strip(), "cmdline")
-    engine.process.kill()
-    engine.process.wait()
-    eventually(lambda: not containerd.exists() or not containerd.read_bytes())  # it dies with dockerd
-    pid_file.unlink()  # else dockerd takes one that nobody has waited for as alive
-
-
 def test_engine_killed_and_started(make_daemon: Callable[..., Daemon], own_engine: PrivateEngine) -> None:
     """While the engine is away the chips of its containers stay leased; when it is back without them, they end."""
     daemon = make_daemon("trn1.32xlarge", own_engine.url)
     wait_for_output(own_engine, launch(daemon, "-n", "4", *POLITE), "ready")
     before = daemon.leases()
-    kill(own_engine)
+    own_engine.kill()
     eventually(lambda: daemon.logged("engine.failed"))
     assert daemon.leases() == before
     assert len(held(daemon)) == 4
@@ -172,7 +161,7 @@ def test_daemon_started_while_the_engine_is_away(make_daemon: Callable[..., Daem
     wait_for_output(own_engine, launch(daemon, "-n", "4", *POLITE), "ready")
     before = daemon.leases()
     daemon.kill()
-    kill(own_engine)
+    own_engine.kill()
     daemon.start()
     assert daemon.leases() == before
     own_engine.start()
