@@ -95,3 +95,5 @@ def docker_daemon(make_daemon: Callable[..., Daemon], engine: PrivateEngine) -> 
     left = engine.docker("ps", "--all", "--quiet").stdout.split()
     if left:
         engine.docker("rm", "--force", *left, check=False)  # neurond may be removing one at the same time
+    for path in engine.cdi.glob("*.json"):  # a daemon that stops leaves the names of its leases
+        path.unlink()

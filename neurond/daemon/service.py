@@ -222,8 +222,8 @@ def _discovery(simulated: SimulatedHost | None) -> Discovery:
 
 
 def _file_name(home: str) -> str:
-    """Return a name for a file beside those of other daemons: that of the runtime directory."""
-    return home.removeprefix("/run/").strip("/").replace("/", "-") if home != "/run/neurond" else "neurond"
+    """Return a name for a file beside those of other daemons, made of the runtime directory."""
+    return "neurond" if home == "/run/neurond" else "neurond-" + home.strip("/").replace("/", "-")
 
 
 def _gid(name: str) -> int | None:

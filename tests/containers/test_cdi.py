@@ -132,7 +132,7 @@ def test_a_renamed_chip_is_given_as_a_plain_device(docker_daemon: Daemon, engine
 
 def test_a_directory_that_can_not_be_written_means_plain_devices(docker_daemon: Daemon, engine: PrivateEngine) -> None:
     """If names can't be written, containers get their nodes, and the log says so."""
-    engine.cdi.rename(engine.cdi.with_name("cdi-away"))
+    engine.cdi.rmdir()
     engine.cdi.write_text("in the way")
     try:
         container = launch(docker_daemon, "-n", "1", *STUBBORN)
@@ -140,4 +140,4 @@ def test_a_directory_that_can_not_be_written_means_plain_devices(docker_daemon: 
         assert docker_daemon.logged("cdi.failed")
     finally:
         engine.cdi.unlink()
-        engine.cdi.with_name("cdi-away").rename(engine.cdi)
+        engine.cdi.mkdir()
