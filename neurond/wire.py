@@ -333,6 +333,12 @@ class ContainerCheck(Parameters):
     restart: str | None = None
 
 
+class Checked(Message, omit_defaults=False):
+    """Nothing speaks against the container. `image_here` tells whether its image is; null if the engine can't say."""
+
+    image_here: bool | None
+
+
 class ContainerInput(Parameters):
     """Send `data`, in base64, to the standard input of a container that is `interactive`; `eof` ends the input."""
 
@@ -484,7 +490,7 @@ METHODS: dict[str, Method] = {
     "Watch": Method(Watch, Watched),
     "Simulate": Method(Simulate, Done),
     "RunContainer": Method(ContainerRun, Progress),
-    "CheckContainer": Method(ContainerCheck, Done),
+    "CheckContainer": Method(ContainerCheck, Checked),
     "WriteInput": Method(ContainerInput, Done),
     "RunTask": Method(TaskRun, Progress),
     "StopTask": Method(TaskStop, Done),

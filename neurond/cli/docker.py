@@ -11,7 +11,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
-from neurond.cli import USAGE, Exit, dockerflags, main
+from neurond.cli import FAILED_BEFORE_START, USAGE, Exit, dockerflags, main
 from neurond.cli.dockerflags import CommandLine, Device
 from neurond.cli.launching import (
     VISIBLE_CORES,
@@ -83,7 +83,10 @@ def launch(program: list[str], verb: str, words: Sequence[str]) -> int:
     warn_of_permissions(line.devices)
     find_program("docker")
     with Client() as client:
-        client.call("CheckContainer", **to_check(line, options, variables))
+        check = to_check(line, options, variables)
+        if client.call("CheckContainer", **check)["image_here"] is False and line.last("pull") != "never":
+            pull(program[:-1], line)
+            client.call("CheckContainer", **check)  # once more, with what the image sets
         name = line.last("name") or base_name(line.image)
         lease = acquire_with(client, options, pid=0, name=lease_name(name), env=True, container=verb)
         own_cores = [value for name, _, value in (text.partition("=") for text in variables) if name == VISIBLE_CORES]
@@ -91,6 +94,18 @@ def launch(program: list[str], verb: str, words: Sequence[str]) -> int:
             check_cores(wanted, leased_cores(lease["env"]), local=True)
         numbering = "none" if own_cores else options.core_numbering
         return become_docker([*program, *arguments_for(lease, line.devices, numbering), *passed_on])
+
+
+def pull(program: list[str], line: CommandLine) -> None:
+    """Have docker pull the image, while no chip is held. Raises Exit; docker has said why then."""
+    import subprocess
+
+    before = program[:-1] if program[-1:] == ["container"] else program  # docker container run: its pull is docker pull
+    platform = [f"--platform={line.last('platform')}"] if line.last("platform") else []
+    command = [find_program("docker"), *before, "pull", *platform, str(line.image)]
+    code = subprocess.run(command, stdout=sys.stderr, check=False).returncode
+    if code:
+        raise Exit(FAILED_BEFORE_START)
 
 
 def read_own(line: CommandLine, verb: str) -> Namespace:

@@ -91,16 +91,16 @@ class Launching:
             del self.containers.launches[lease.id]
             self.containers.look_soon()
 
-    async def _check(self, call: Call, request: wire.ContainerCheck) -> wire.Done:
+    async def _check(self, call: Call, request: wire.ContainerCheck) -> wire.Checked:
         """Judge what a docker command asks for, by its options and by what its image sets, if that is there."""
         self.requests.may_lease(call.peer)
         self._vet(request)
         try:
             image_env = await in_thread(self.engine.image_env, request.image)
-        except EngineError:
-            image_env = None  # docker itself will say so
+        except EngineError:  # docker itself will say so
+            return wire.Checked(None)
         self._vet(request, image_env or ())
-        return wire.Done()
+        return wire.Checked(image_env is not None)
 
     # -- for containers and tasks -----------------------------------------------------------------------------------
 

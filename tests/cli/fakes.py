@@ -103,7 +103,7 @@ class FakeDaemon:
             kind, details = self.errors[method]
             return [{"error": f"io.neurond.{kind}", "parameters": details}]
         if method == "CheckContainer":
-            return [{"parameters": {}}]
+            return [{"parameters": {"image_here": True}}]
         chips = parameters.get("chips") or list(range(parameters.get("count") or 1))
         waiting = {"lease": "ab12-3", "chips": [], "waiting": self.waiting}
         first = [{"parameters": waiting, "continues": True}] if self.waiting else []

@@ -58,3 +58,12 @@ def test_a_created_container_is_started_on_leased_chips(docker_daemon: Daemon, e
     eventually(lambda: [row for row in docker_daemon.leases() if row["container"] == "made"])
     engine.docker("rm", "--force", "made")
     eventually(docker_daemon.all_free)
+
+
+def test_an_image_that_can_not_be_had_costs_no_chip(docker_daemon: Daemon, engine: PrivateEngine) -> None:
+    """A missing image is pulled before chips are leased; if that fails, docker has said why, and nothing was leased."""
+    env = {"DOCKER_HOST": engine.url}
+    failed = docker_daemon.cli("docker", "run", "-n", "1", "localhost:1/no-such:1", "true", env=env)
+    assert failed.returncode == 125
+    assert "localhost:1" in failed.stderr
+    assert not docker_daemon.logged("lease.granted")
