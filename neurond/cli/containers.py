@@ -12,7 +12,7 @@ from typing import Any
 from neurond.cli import FAILED_BEFORE_START, USAGE, Exit, for_each
 from neurond.cli.container_options import run_parser
 from neurond.cli.dockerflags import chip_device
-from neurond.cli.launching import check_image, environment, volume, with_conflict_code
+from neurond.cli.launching import check_image, environment, show_status, volume, with_conflict_code
 from neurond.cli.options import Parser, wish
 from neurond.cli.tables import print_table
 from neurond.client import Client, NeurondError, Unreachable
@@ -132,8 +132,7 @@ def follow_run(replies: Iterator[dict[str, Any]], options: Any, stopper: Stopper
     """Show what comes of a launch, and return the exit code."""
     try:
         for reply in replies:
-            if reply.get("status"):
-                print(f"neurond: {reply['status']}", file=sys.stderr)
+            show_status(reply)
             if reply.get("container_id"):
                 started(reply, options, stopper)
             write_output(reply)

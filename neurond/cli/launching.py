@@ -63,6 +63,20 @@ def become(program: str, command: list[str], environment: Mapping[str, str]) -> 
         raise Exit(code, f"{command[0]}: {error.strerror}") from None
 
 
+def show_status(reply: Mapping[str, Any]) -> None:
+    """Say what is going on; on a terminal a line that passes is written over by the next, elsewhere it is left out."""
+    terminal = sys.stderr.isatty()
+    begin = "\r\x1b[K" if terminal else ""
+    if reply.get("status"):
+        line = f"neurond: {printable(reply['status'])}"
+        if not reply.get("passing"):
+            print(f"{begin}{line}", file=sys.stderr)
+        elif terminal:
+            print(f"{begin}{line[: os.get_terminal_size(2).columns - 1]}", end="", file=sys.stderr, flush=True)
+    elif (reply.get("lease") or "error" in reply) and terminal:
+        print(begin, end="", file=sys.stderr, flush=True)
+
+
 def lease_name(name: str) -> str:
     """Return a name for people as the daemon takes it."""
     return printable(name)[:128]

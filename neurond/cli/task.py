@@ -11,7 +11,7 @@ from neurond.cli import FAILED_BEFORE_START, NO_SUCH, USAGE, Exit
 from neurond.cli.containers import Stopper
 from neurond.cli.ecs.placement import Host
 from neurond.cli.ecs.text import MOST_BYTES, BadTaskFile
-from neurond.cli.launching import with_conflict_code
+from neurond.cli.launching import show_status, with_conflict_code
 from neurond.cli.options import Parser, add_waiting, patience
 from neurond.cli.taskfile import TaskFile, read_task
 from neurond.client import Client, NeurondError, Unreachable
@@ -134,8 +134,7 @@ def follow_task(replies: Iterator[Row], options: Any, stopper: Stopper, output: 
     code = 0
     try:
         for reply in replies:
-            if reply.get("status"):
-                print(f"neurond: {printable(reply['status'])}", file=sys.stderr)
+            show_status(reply)
             if reply.get("lease") and not stopper.target:
                 stopper.target = reply["lease"]
                 tell_lease(reply, detached=options.detach)

@@ -139,7 +139,7 @@ class Launching:
         call.on_gone = gone.set
 
         def tell(line: str) -> bool:
-            self._loop.call_soon_threadsafe(tell_status, call, f"pulling {image}: {line}")
+            self._loop.call_soon_threadsafe(lambda: tell_status(call, f"pulling {image}: {line}", passing=True))
             return not gone.is_set()
 
         tell_status(call, f"pulling {image}")
@@ -347,7 +347,7 @@ def failed(error: EngineError) -> wire.EngineFailed:
     return wire.EngineFailed(words, code)
 
 
-def tell_status(call: Call, line: str) -> None:
-    """Tell a client that follows what is going on."""
-    if call.more:
-        call.reply(wire.Progress(status=line), last=False)
+def tell_status(call: Call, line: str, *, passing: bool = False) -> None:
+    """Tell a client that follows what is going on; what passes is left out if the client does not keep up."""
+    if call.more and not (passing and call.unread()):
+        call.reply(wire.Progress(status=line, passing=passing or None), last=False)
