@@ -398,8 +398,9 @@ class TaskStop(Parameters):
 class Progress(Message):
     """What happens to a launch. `data` is output of the container in base64, `stream` says whether stdout or stderr.
 
-    `status` is a line for people (pulling, waiting), a `passing` one is replaced by the next; `container` and `lease` come when it runs; `exit_code` is last.
-    Of a task, `container` says whose output or exit code a reply has; the last one has the exit code of the task.
+    `status` is a line for people (pulling, waiting), one that is `passing` is replaced by the next. `container` and
+    `lease` come when it runs; `exit_code` is last. Of a task, `container` says whose output or exit code a reply has;
+    the last one has the exit code of the task.
     """
 
     status: str | None = None

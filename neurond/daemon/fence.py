@@ -28,6 +28,7 @@ class Fence:
         self._ledger = ledger
         self._file = file
         self._named: dict[str, list[Node]] | None = None
+        self._failed = False
         self.is_on = file is not None and file.exists()
 
     def found(self, directories: list[str]) -> None:
@@ -37,6 +38,7 @@ class Fence:
             log.info("cdi.on" if on else "cdi.off", directories=directories)
             self.is_on = on
             self._named = None
+            self._failed = False
         if on and self._file is not None and (rival := self._file.rival()):
             log.error("cdi.conflict", file=str(rival), follows=f"it gives names of {KIND} too: remove it")
             self.is_on = False
@@ -69,8 +71,8 @@ class Fence:
         )
 
     def update(self) -> None:
-        """Make the names those of the leases that live. Without a way to, containers get plain devices from now on."""
-        if not self.is_on or self._file is None:
+        """Make the names those of the leases that live. While that fails, containers get plain devices."""
+        if self._file is None or not (self.is_on or self._failed):
             return
         names = self.names()
         if names == self._named:
@@ -78,11 +80,17 @@ class Fence:
         try:
             self._file.write(names)
         except OSError as error:
-            why = error.strerror
-            log.warning("cdi.failed", file=str(self._file.path), error=why, follows="giving plain devices from now on")
-            self.is_on = False
+            if not self._failed:
+                why = error.strerror
+                log.warning(
+                    "cdi.failed", file=str(self._file.path), error=why, follows="giving plain devices meanwhile"
+                )
+            self.is_on, self._failed = False, True
         else:
             self._named = names
+            if self._failed:
+                log.info("cdi.recovered", file=str(self._file.path))
+                self.is_on, self._failed = True, False
 
 
 def same(directory: str, other: Path) -> bool:

@@ -130,8 +130,8 @@ def test_a_renamed_chip_is_given_as_a_plain_device(docker_daemon: Daemon, engine
     assert held(docker_daemon) == {6}
 
 
-def test_a_directory_that_can_not_be_written_means_plain_devices(docker_daemon: Daemon, engine: PrivateEngine) -> None:
-    """If names can't be written, containers get their nodes, and the log says so."""
+def test_while_names_can_not_be_written_devices_are_plain(docker_daemon: Daemon, engine: PrivateEngine) -> None:
+    """If names can't be written, containers get their nodes, and the log says so; it goes on when they can be."""
     engine.cdi.rmdir()
     engine.cdi.write_text("in the way")
     try:
@@ -141,3 +141,5 @@ def test_a_directory_that_can_not_be_written_means_plain_devices(docker_daemon: 
     finally:
         engine.cdi.unlink()
         engine.cdi.mkdir()
+    lease = docker_daemon.call("Acquire", count=1, ttl=60)["lease"]
+    assert lease in names(engine)
