@@ -43,7 +43,8 @@ import json, os, socket, sys
 from contextlib import suppress
 
 path, number, uid, gid = sys.argv[1], *map(int, sys.argv[2:5])
-os.setgroups([int(group) for group in sys.argv[5:]]), os.setgid(gid), os.setuid(uid)
+if os.getuid() == 0:
+    os.setgroups([int(group) for group in sys.argv[5:]]), os.setgid(gid), os.setuid(uid)
 
 def connect():
     connection = socket.socket(socket.AF_UNIX)
