@@ -101,11 +101,16 @@ def acquire(arguments: Sequence[str]) -> int:
 def print_lease(lease: dict[str, Any], options: Any) -> None:
     """Print a lease in the form that was asked for."""
     if options.json:
-        print(json.dumps({key: lease[key] for key in ("lease", "chips", "env")}), flush=True)
+        print_json(lease)
     elif options.env:
         print_exports(lease["env"])
     else:
         print(lease["lease"], flush=True)
+
+
+def print_json(lease: dict[str, Any]) -> None:
+    """Print what is promised of a lease as an object; what more the daemon tells is for docker's arguments."""
+    print(json.dumps({key: lease[key] for key in ("lease", "chips", "env")}), flush=True)
 
 
 def renew(arguments: Sequence[str]) -> int:
@@ -191,14 +196,14 @@ def env(arguments: Sequence[str]) -> int:
     options = parser.parse(arguments)
     with Client(options.host) as client:
         reply = client.call("Environment", lease=options.lease)
-    if options.json:
-        print(json.dumps(reply))
-    elif options.docker_args:
+    if options.docker_args:
         import shlex
 
         from neurond.cli.docker import arguments_for
 
         print(shlex.join(arguments_for(reply)))
+    elif options.json:
+        print_json(reply)
     else:
         print_exports(reply["env"])
     return 0
