@@ -2,12 +2,18 @@
 
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.harness import Daemon, PrivateEngine, short_directory
+
+
+def pytest_configure() -> None:
+    """Hear SIGINT, which a shell has its background jobs ignore: the commands that the tests start would inherit it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
