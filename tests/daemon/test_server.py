@@ -127,6 +127,29 @@ def test_a_message_that_is_too_long_closes_its_connection(connect: Connect, *, e
     assert other.ask("Describe")
 
 
+@pytest.mark.parametrize("calls", [3, 100, 1000])
+def test_replies_that_are_due_come_before_the_end(connect: Connect, calls: int) -> None:
+    """A client whose message is too long gets all replies to its earlier calls first, then the error, then the close.
+
+    With many calls the replies are more than the socket takes, as the client does not read before it has sent all.
+    """
+    greedy = connect()
+    call = frame("org.varlink.service.GetInterfaceDescription", {"interface": wire.INTERFACE})
+
+    def send() -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):
+            greedy.socket.sendall(call * calls + b"x" * (wire.MAX_MESSAGE + 1))
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    sender.join(0.2)  # as much as goes in without reading
+    for _ in range(calls):
+        assert len(greedy.expect()["description"]) > 1000
+    assert greedy.error()[0] == BAD_MESSAGE
+    assert greedy.reply() is None
+    sender.join()
+
+
 def test_a_long_message_that_is_not_too_long_is_taken(connect: Connect) -> None:
     """A message of just under 1 MiB is read whole."""
     connection = connect()
