@@ -160,9 +160,10 @@ def test_a_key_belongs_to_the_parameters(daemon: Daemon) -> None:
 def test_a_key_of_a_waiting_request_belongs_to_its_parameters(daemon: Daemon) -> None:
     """A request that waits is not joined by one with its key that asks for something else."""
     held = daemon.call("Acquire", all=True, ttl=600)["lease"]
+    others: list[dict[str, Any]] = [{"count": 1, "ttl": 60}, {"count": 4, "ttl": 600}, {"count": 1, "pid": 0}]
     with Raw(daemon) as waiter, Raw(daemon) as other:
         request, _ = wait_in_line(waiter, count=1, ttl=600, key="k")
-        for parameters in ({"count": 1, "ttl": 60}, {"count": 4, "ttl": 600}, {"count": 1, "pid": 0}):
+        for parameters in others:
             other.send("Acquire", key="k", wait=60, **parameters)
             name, said = other.error()
             assert name == "io.neurond.InvalidRequest"
