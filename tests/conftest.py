@@ -3,6 +3,7 @@
 import os
 import shlex
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +29,11 @@ def pytest_xdist_setupnodes(specs: list[Any]) -> None:
     if os.geteuid() == 0:
         for spec in specs:
             spec.python = shlex.join([*ALONE, sys.executable])
+
+
+def pytest_configure() -> None:
+    """Hear SIGINT, which a shell has its background jobs ignore: the commands that the tests start would inherit it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

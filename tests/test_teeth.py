@@ -6,7 +6,6 @@ here, not a test that proves nothing any more.
 
 import os
 import shutil
-import stat
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -14,28 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from neurond.host import processes
-from tests.daemon.support import process
-
 pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
 
 REPOSITORY = Path(__file__).parent.parent
 IMPATIENT = ("PATIENCE = 30.0", "PATIENCE = 4.0")
 """A test that waits for what will never happen shall say so soon."""
-
-
-MAP = """
-import ctypes, mmap, os, sys
-fd = os.open(sys.argv[1], os.O_RDWR)
-call = ctypes.CDLL(None).mmap
-call.restype = ctypes.c_void_p
-length, offset = ctypes.c_size_t(4096), ctypes.c_long(0)
-call(None, length, mmap.PROT_READ, mmap.MAP_PRIVATE, fd, offset)
-os.close(fd)
-print("mapped", flush=True)
-sys.stdin.read()
-"""
-"""Maps a file and keeps no descriptor, as Python's own mmap would."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +220,7 @@ BUGS = [
         PROCESSES,
         "_open_devices(pid, devices) | _mapped_devices(pid, devices)",
         "_open_devices(pid, devices)",
-        "tests/test_teeth.py::test_a_mapping_without_a_descriptor_is_a_use",
+        "tests/host/test_processes.py::test_a_device_that_is_only_mapped_is_in_use",
     ),
     Bug(
         "what can't be seen is free",
@@ -297,14 +279,3 @@ def test_a_bug_is_found(copy: Path, bug: Bug) -> None:
     assert done.returncode == 1, f"not found: {bug.claim}\n{done.stdout}{done.stderr}"
     assert f"FAILED {bug.tests}" in done.stdout, done.stdout
     assert "did not get ready" not in done.stdout, done.stdout
-
-
-def test_a_mapping_without_a_descriptor_is_a_use(tmp_path: Path) -> None:
-    """A process that has a device mapped and no descriptor of it is found, also under another name."""
-    node = tmp_path / "accel0"
-    os.mknod(node, stat.S_IFCHR | 0o600, os.makedev(1, 5))  # as /dev/zero
-    with process(sys.executable, "-c", MAP, str(node)) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "mapped\n"
-        assert str(node) not in {str(fd.readlink()) for fd in Path(f"/proc/{holder.pid}/fd").iterdir()}
-        assert processes.users_of({(1, 5)}).pids == {(1, 5): [holder.pid]}

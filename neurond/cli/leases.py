@@ -35,7 +35,7 @@ def run(arguments: Sequence[str]) -> int:
         raise Exit(USAGE, "run what? neurond run -n 1 -- python train.py")
     program = find_program(command[0])
     if options.enforce:
-        find_program("systemd-run")
+        check_can_confine()
     with Client(options.host) as client:
         name = options.name if options.name is not None else lease_name(os.path.basename(command[0]))
         lease = acquire_with(client, options, pid=0, name=name, env=True, enforce=options.enforce)
@@ -49,15 +49,20 @@ def run(arguments: Sequence[str]) -> int:
         become(program, command, environment)
 
 
+def check_can_confine() -> None:
+    """Raise Exit where no device filter can be set up, before any chip is asked for or waited for."""
+    if os.geteuid() != 0:
+        raise Exit(NOT_ALLOWED, "--enforce sets up a device filter, which only root may")
+    if not os.path.isdir("/run/systemd/system"):
+        raise Exit(FAILED_BEFORE_START, "--enforce needs systemd as the init of this host, which it is not")
+    find_program("systemd-run")
+
+
 def confined(client: Client, chips: Sequence[int]) -> list[str]:
     """Return the beginning of a command that runs in a scope of its own, which can open no chip but these.
 
     systemd-run moves itself into the scope and becomes the command, so the lease's process stays the same.
     """
-    if os.geteuid() != 0:
-        raise Exit(NOT_ALLOWED, "--enforce sets up a device filter, which only root may")
-    if not os.path.isdir("/run/systemd/system"):
-        raise Exit(FAILED_BEFORE_START, "--enforce needs systemd as the init of this host, which it is not")
     nodes = {chip["neuron_device"]: chip["node"] for chip in client.call("ListChips")["chips"]}
     allowed = [f"--property=DeviceAllow={nodes[chip]} rw" for chip in chips]
     return ["systemd-run", "--scope", "--quiet", "--property=DevicePolicy=closed", *allowed, "--"]
@@ -101,11 +106,16 @@ def acquire(arguments: Sequence[str]) -> int:
 def print_lease(lease: dict[str, Any], options: Any) -> None:
     """Print a lease in the form that was asked for."""
     if options.json:
-        print(json.dumps({key: lease[key] for key in ("lease", "chips", "env")}), flush=True)
+        print_json(lease)
     elif options.env:
         print_exports(lease["env"])
     else:
         print(lease["lease"], flush=True)
+
+
+def print_json(lease: dict[str, Any]) -> None:
+    """Print what is promised of a lease as an object; what more the daemon tells is for docker's arguments."""
+    print(json.dumps({key: lease[key] for key in ("lease", "chips", "env")}), flush=True)
 
 
 def renew(arguments: Sequence[str]) -> int:
@@ -197,6 +207,8 @@ def env(arguments: Sequence[str]) -> int:
         from neurond.cli.docker import arguments_for
 
         print(shlex.join(arguments_for(reply)))
+    elif options.json:
+        print_json(reply)
     else:
         print_exports(reply["env"])
     return 0

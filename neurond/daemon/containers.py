@@ -20,7 +20,7 @@ from neurond.daemon.fence import Fence
 from neurond.daemon.points import reach
 from neurond.daemon.threads import in_thread
 from neurond.host import cdi, processes
-from neurond.host.docker import Container, Engine, EngineError, EngineUnreachable
+from neurond.host.docker import Container, Engine, EngineError
 from neurond.ledger.chips import User
 from neurond.ledger.errors import Refused
 from neurond.ledger.leases import Binding, ByContainer, ByProcess, ByTask, Lease, OnContainers, Owner
@@ -68,6 +68,7 @@ class Containers:
         self._stop_conflicts = stop_conflicts
         self._exits: dict[str, asyncio.Future[int | None]] = {}
         self._known: dict[str, Container] = {}
+        self._removing: dict[str, asyncio.Task[None]] = {}
         self._reachable = True
         self._knows_engine = False
         self._gone_since: dict[str, float] = {}
@@ -236,15 +237,7 @@ class Containers:
         now_known: dict[str, Container] = {}
         strangers: dict[int, tuple[User, ...]] = {}
         conflicts: dict[str, str] = {}
-        for listed in running:
-            known = self._known.get(listed.id)
-            try:
-                if known is None or self._has_chips(known):  # one with chips: it may have ended meanwhile
-                    known = await look.inspect(listed.id)
-            except EngineUnreachable:
-                raise
-            except EngineError as error:  # what was known of it counts
-                log.warning("container.not_inspected", container=listed.name, error=str(error))
+        for known in await asyncio.gather(*(self._as_it_is(listed, look) for listed in running)):
             if known is None or not known.lives or not self._is_ready(known):
                 continue
             now_known[known.id] = known
@@ -258,6 +251,17 @@ class Containers:
                 strangers[index] = (*strangers.get(index, ()), user)
         self._known, self.conflicts = now_known, conflicts
         self.broker.take_containers(strangers)
+
+    async def _as_it_is(self, listed: Container, look: "Look") -> Container | None:
+        """Return a container that runs; where the engine fails on it, what was known of it counts."""
+        known = self._known.get(listed.id)
+        if known is not None and not self._has_chips(known):
+            return known
+        try:  # also one with chips that is known: it may have ended meanwhile
+            return await look.inspect(listed.id)
+        except EngineError as error:
+            log.warning("container.not_inspected", container=listed.name, error=str(error))
+            return known
 
     def _has_chips(self, container: Container) -> bool:
         return bool(chips_in(self.broker.ledger, container))
@@ -305,7 +309,10 @@ class Containers:
         return sentence
 
     async def _tidy(self, container: Container) -> None:
-        """Remove what nobody will miss: a container never started, or one that was to be removed when it ends."""
+        """Have removed what nobody will miss: a container never started, or one that was to be removed when it ends.
+
+        No look waits for that: an engine may hang on the removal of one container.
+        """
         lease_id = container.labels[labels.LEASE]
         if lease_id in self.launches or container.lives:
             return
@@ -313,11 +320,21 @@ class Containers:
         if lease is not None and lease.state == "active" and not await self._was_given_up(lease, container):
             return
         ours = container.labels.get(labels.NAME) == container.name
-        if ours and (container.status == "created" or container.labels.get(labels.REMOVE) == "yes"):
-            log.info("container.removed", container=container.name, lease=lease_id, status=container.status)
-            with suppress(EngineError):
-                await in_thread(self.engine.remove, container.id)
-                reach("container.removed")
+        unwanted = container.status == "created" or container.labels.get(labels.REMOVE) == "yes"
+        if ours and unwanted and container.id not in self._removing:
+            self._removing[container.id] = self._loop.create_task(self._remove(container))
+
+    async def _remove(self, container: Container) -> None:
+        try:
+            await in_thread(self.engine.remove, container.id)
+        except EngineError as error:
+            log.warning("container.not_removed", container=container.name, error=str(error), follows="trying again")
+        else:
+            lease = container.labels[labels.LEASE]
+            log.info("container.removed", container=container.name, lease=lease, status=container.status)
+            reach("container.removed")
+        finally:
+            del self._removing[container.id]
 
     async def _was_given_up(self, lease: Lease, container: Container) -> bool:
         """Tell whether nobody will start a container of a lease that lives: a crash came between, in a task."""

@@ -4,6 +4,7 @@ import os
 import random
 import shlex
 import subprocess
+from contextlib import ExitStack
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,10 @@ from typing import Any
 import pytest
 
 import neurond
+from neurond.client import NeurondError
+from neurond.daemon.broker import MOST_WAITING
 from tests.containers.support import IMAGE, STUBBORN, held, inspect, is_running, launch, ours, wait_until_free
+from tests.daemon.support import ME, Raw, leases_nothing, wait_in_line
 from tests.harness import NEUROND, Daemon, PrivateEngine, eventually
 
 pytestmark = pytest.mark.docker
@@ -304,3 +308,39 @@ def test_waiter_that_is_killed_leaves_the_queue(shared_daemon: Daemon) -> None:
     waiter.kill()
     waiter.communicate()
     eventually(lambda: [lease["state"] for lease in shared_daemon.leases()] == ["active"])
+
+
+# -- on the wire ------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_without_more_has_to_detach(shared_daemon: Daemon, engine: PrivateEngine) -> None:
+    """RunContainer without `more` and without `detach` is refused, as its output could go nowhere; either is enough."""
+    with leases_nothing(shared_daemon), pytest.raises(NeurondError, match="call it with more") as refused:
+        shared_daemon.call("RunContainer", image=IMAGE, count=1, command=["true"])
+    assert refused.value.kind == "InvalidRequest"
+    assert ours(engine) == set()
+    reply = shared_daemon.call("RunContainer", image=IMAGE, count=1, command=["sleep", "600"], detach=True)
+    assert is_running(engine, reply["container_id"])
+    with shared_daemon.client() as client:
+        *_, last = client.stream("RunContainer", image=IMAGE, count=1, command=["sh", "-c", "exit 3"])
+    assert last["exit_code"] == 3
+
+
+def test_launches_that_wait_are_limited_too(docker_daemon: Daemon, engine: PrivateEngine) -> None:
+    """A launch counts among the requests of its user that wait: one too many is refused, whichever kind it is."""
+    held = docker_daemon.call("Acquire", all=True, ttl=600)["lease"]
+    wish: dict[str, Any] = {"image": IMAGE, "count": 1, "wait": 600, "command": ["true"], "detach": True}
+    with ExitStack() as stack:
+        first = stack.enter_context(Raw(docker_daemon))
+        first.send("RunContainer", **wish)
+        eventually(lambda: len(docker_daemon.leases()) == 2)
+        for _ in range(MOST_WAITING - 1):
+            wait_in_line(stack.enter_context(Raw(docker_daemon)), count=1, wait=600)
+        calls: list[tuple[str, dict[str, Any]]] = [("RunContainer", wish), ("Acquire", {"count": 1, "wait": 600})]
+        for method, parameters in calls:
+            with pytest.raises(NeurondError, match=f"{MOST_WAITING} requests of {ME} wait already") as refused:
+                docker_daemon.call(method, **parameters)
+            assert refused.value.kind == "NoCapacity"
+        assert ours(engine) == set()
+        docker_daemon.call("Release", lease=held)
+        assert first.expect()["container_id"]

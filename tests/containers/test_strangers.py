@@ -1,5 +1,9 @@
 """Containers that were given chips behind neurond's back."""
 
+import os
+import stat
+from pathlib import Path
+
 import pytest
 
 from neurond.client import NeurondError
@@ -74,5 +78,63 @@ def test_a_privileged_container_is_recognised(engine: PrivateEngine) -> None:
 def test_a_plain_container_is_no_stranger(docker_daemon: Daemon, engine: PrivateEngine) -> None:
     """A container without chips of ours is left alone."""
     start(engine, "--device=/dev/null:/dev/neuron0")
+    assert docker_daemon.cli("check").stdout == ""
+    assert set(docker_daemon.states().values()) == {"free"}
+
+
+@pytest.fixture
+def nodes(docker_daemon: Daemon, run_dir: Path) -> Path:
+    """Give a directory that has nodes of the chips 4 and 5 and no others, besides a file."""
+    directory = run_dir / "some"
+    directory.mkdir()
+    for chip in (4, 5):
+        os.mknod(directory / f"accel{chip}", 0o666 | stat.S_IFCHR, Path(node_of(docker_daemon, chip)).stat().st_rdev)
+    (directory / "readme").write_text("nothing")
+    return directory
+
+
+def check_only_these_are_foreign(daemon: Daemon, chips: set[int], container: str) -> None:
+    """Check that these chips, and no others, are seen to be used by this container, and are not given out."""
+
+    def foreign() -> set[int]:
+        return {chip for chip, state in daemon.states().items() if state == "foreign"}
+
+    eventually(lambda: foreign() == chips, SOON)
+    for chip in chips:
+        assert container[:12] in daemon.cli("ls", str(chip)).stdout
+        refused = daemon.cli("run", "--chips", str(chip), "--no-wait", "--", "true")
+        assert refused.returncode == 75
+        assert "in use without a lease by" in refused.stderr
+    others = set(range(16)) - chips
+    assert all(daemon.call("Acquire", chips=[chip], ttl=60) for chip in others)
+    assert foreign() == chips
+
+
+def test_a_directory_of_nodes_is_as_good_as_nodes(docker_daemon: Daemon, engine: PrivateEngine, nodes: Path) -> None:
+    """A container that was given a directory of devices has the chips whose nodes are in it, and no others."""
+    container = start(engine, f"--device={nodes}:/dev/chips")
+    assert "accel4" in engine.docker("exec", container, "ls", "/dev/chips").stdout
+    check_only_these_are_foreign(docker_daemon, {4, 5}, container)
+
+
+def test_a_rule_for_the_major_is_as_good_as_all_nodes(docker_daemon: Daemon, engine: PrivateEngine) -> None:
+    """A container that may open every device of the chips' major, by a rule of its cgroup, has all of them."""
+    major = docker_daemon.call("ListChips")["chips"][0]["device"].partition(":")[0]
+    container = start(engine, f"--device-cgroup-rule=c {major}:* rwm")
+    check_only_these_are_foreign(docker_daemon, set(range(16)), container)
+
+
+def test_a_rule_for_one_chip_is_as_good_as_its_node(docker_daemon: Daemon, engine: PrivateEngine) -> None:
+    """A container whose cgroup allows the numbers of one chip has that chip."""
+    device = docker_daemon.call("ListChips")["chips"][7]["device"]
+    container = start(engine, f"--device-cgroup-rule=c {device} rw")
+    check_only_these_are_foreign(docker_daemon, {7}, container)
+
+
+@pytest.mark.parametrize("rule", ["c OTHER:* rwm", "b MAJOR:* rwm", "c MAJOR:* m"], ids=["major", "block", "mknod"])
+def test_a_rule_that_opens_no_chip_is_no_use(docker_daemon: Daemon, engine: PrivateEngine, rule: str) -> None:
+    """A rule for another major, for block devices, or to make nodes only makes nobody a stranger."""
+    major = docker_daemon.call("ListChips")["chips"][0]["device"].partition(":")[0]
+    start(engine, f"--device-cgroup-rule={rule.replace('OTHER', str(int(major) + 1)).replace('MAJOR', major)}")
     assert docker_daemon.cli("check").stdout == ""
     assert set(docker_daemon.states().values()) == {"free"}

@@ -1,5 +1,6 @@
 """Who may do what with whose lease, keys that make a request safe to repeat, and handing a lease over."""
 
+import os
 import socket
 import subprocess
 import threading
@@ -12,7 +13,7 @@ import pytest
 
 from neurond.client import NeurondError
 from tests.daemon import support
-from tests.daemon.support import NEURON, as_nobody
+from tests.daemon.support import NEURON, Raw, as_nobody, wait_in_line
 from tests.harness import PATIENCE, Daemon, eventually
 
 
@@ -122,6 +123,61 @@ def test_a_key_gives_the_same_lease(daemon: Daemon) -> None:
         daemon.call("Acquire", **wish | {"count": 8})
     assert refused.value.kind == "InvalidRequest"
     assert len(daemon.leases()) == 1
+
+
+OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "another time limit": ({"count": 1, "ttl": 600}, {"count": 1, "ttl": 601}),
+    "no time limit": ({"count": 1, "ttl": 600}, {"count": 1}),
+    "another process": ({"count": 1, "pid": 0}, {"count": 1, "pid": os.getppid()}),
+    "a time limit and no process": ({"count": 1, "pid": 0}, {"count": 1, "ttl": 600}),
+    "another count": ({"count": 1, "ttl": 600}, {"count": 4, "ttl": 600}),
+    "chips by number": ({"count": 1, "ttl": 600}, {"chips": [0], "ttl": 600}),
+    "all": ({"count": 1, "ttl": 600}, {"all": True, "ttl": 600}),
+}
+
+
+def test_a_key_belongs_to_the_parameters(daemon: Daemon) -> None:
+    """With other chips, another process or time limit a key is refused naming its lease, and the same gives the same.
+
+    The daemon knows the keys after it was killed, too.
+    """
+
+    def check() -> None:
+        for key, (first, other) in OTHERS.items():
+            assert daemon.call("Acquire", key=key, wait=1, **first)["lease"] == leases[key]
+            with pytest.raises(NeurondError, match=f"the key '{key}' belongs to lease {leases[key]}, ") as refused:
+                daemon.call("Acquire", key=key, wait=1, **other)
+            assert refused.value.kind == "InvalidRequest"
+        assert [row["lease"] for row in daemon.leases()] == list(leases.values())
+
+    leases = {key: daemon.call("Acquire", key=key, **first)["lease"] for key, (first, _) in OTHERS.items()}
+    check()
+    daemon.kill()
+    daemon.start()
+    check()
+
+
+def test_a_key_of_a_waiting_request_belongs_to_its_parameters(daemon: Daemon) -> None:
+    """A request that waits is not joined by one with its key that asks for something else."""
+    held = daemon.call("Acquire", all=True, ttl=600)["lease"]
+    others: list[dict[str, Any]] = [{"count": 1, "ttl": 60}, {"count": 4, "ttl": 600}, {"count": 1, "pid": 0}]
+    with Raw(daemon) as waiter, Raw(daemon) as other:
+        request, _ = wait_in_line(waiter, count=1, ttl=600, key="k")
+        for parameters in others:
+            other.send("Acquire", key="k", wait=60, **parameters)
+            name, said = other.error()
+            assert name == "io.neurond.InvalidRequest"
+            assert f"belongs to lease {request}" in said
+        daemon.call("Release", lease=held)
+        assert waiter.expect()["lease"] == request
+
+
+def test_a_key_is_free_again_after_its_lease(daemon: Daemon) -> None:
+    """Once its lease has ended, a key can be used for something else."""
+    first = daemon.call("Acquire", count=1, ttl=600, key="k")["lease"]
+    daemon.call("Release", lease=first)
+    eventually(daemon.all_free)
+    assert daemon.call("Acquire", count=4, ttl=60, key="k")["lease"] != first
 
 
 def test_a_key_holds_while_the_first_request_waits(daemon: Daemon) -> None:

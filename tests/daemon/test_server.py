@@ -1,5 +1,6 @@
 """The socket: whatever a client sends, it gets a proper answer, and nobody else is harmed."""
 
+import asyncio
 import json
 import random
 import socket
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from neurond import wire
+from neurond.daemon.server import Handler, Server
 from tests.daemon.support import Raw, frame
 from tests.harness import PATIENCE, Daemon, eventually, short_directory
 
@@ -125,6 +127,65 @@ def test_a_message_that_is_too_long_closes_its_connection(connect: Connect, *, e
     assert greedy.reply() is None
     sender.join()
     assert other.ask("Describe")
+
+
+@pytest.mark.parametrize("calls", [3, 100, 1000])
+def test_replies_that_are_due_come_before_the_end(connect: Connect, calls: int) -> None:
+    """A client whose message is too long gets all replies to its earlier calls first, then the error, then the close.
+
+    With many calls the replies are more than the socket takes, as the client does not read before it has sent all.
+    """
+    greedy = connect()
+    call = frame("org.varlink.service.GetInterfaceDescription", {"interface": wire.INTERFACE})
+
+    def send() -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):
+            greedy.socket.sendall(call * calls + b"x" * (wire.MAX_MESSAGE + 1))
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    sender.join(0.2)  # as much as goes in without reading
+    for _ in range(calls):
+        assert len(greedy.expect()["description"]) > 1000
+    assert greedy.error()[0] == BAD_MESSAGE
+    assert greedy.reply() is None
+    sender.join()
+
+
+class OnSocket(asyncio.Transport):
+    """One end of a pair of sockets, written to at once."""
+
+    def __init__(self, end: socket.socket) -> None:
+        super().__init__({"socket": end})
+        self._end = end
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._end.sendall(data)
+
+    def is_closing(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self._end.close()
+
+
+def test_replies_of_the_same_turn_come_before_the_end() -> None:
+    """Replies that wait for the journal when a message turns out too long are sent before the error."""
+
+    class Greeting:
+        def handlers(self) -> dict[str, Handler]:
+            return {"Describe": lambda call, _: call.reply(wire.Done())}
+
+    async def work() -> list[str | None]:
+        theirs, ours = socket.socketpair()
+        connection = Server([Greeting()], dict).connection()
+        connection.connection_made(OnSocket(ours))
+        connection.data_received(frame("io.neurond.Describe") * 3 + b"x" * (wire.MAX_MESSAGE + 1))
+        await asyncio.sleep(0.01)
+        with theirs, theirs.makefile("rb") as file:
+            return [json.loads(reply).get("error") for reply in file.read().split(b"\0")[:-1]]
+
+    assert asyncio.run(work()) == [None, None, None, BAD_MESSAGE]
 
 
 def test_a_long_message_that_is_not_too_long_is_taken(connect: Connect) -> None:

@@ -60,6 +60,41 @@ def test_a_small_request_does_not_overtake(daemon: Daemon, connect: Connect) -> 
     assert late.expect()["chips"] == [0]
 
 
+def test_who_waits_for_one_chip_holds_up_nobody_else(daemon: Daemon, connect: Connect) -> None:
+    """While a command waits for chip 3, others get other chips, and nobody who comes later gets chip 3 before it."""
+    holder = connect()
+    held = holder.ask("Acquire", chips=[3])["lease"]
+    with ending(daemon.spawn("run", "--chips", "3", "--", "sh", "-c", "echo $NEUROND_CHIPS; cat", stdin=-1)) as first:
+        eventually(lambda: queued(daemon))
+        (ahead,) = queued(daemon)
+        for count, chips in (("1", "0"), ("4", "4,5,6,7"), ("8", "8,9,10,11,12,13,14,15")):
+            done = daemon.cli("run", "-n", count, "--no-wait", "--", "sh", "-c", "echo $NEUROND_CHIPS")
+            assert (done.returncode, done.stdout.strip()) == (0, chips)
+        late = connect()
+        behind, _ = wait_in_line(late, chips=[0, 1, 2, 3])
+        assert queued(daemon) == [ahead, behind]
+        holder.ask("Release", lease=held)
+        assert first.stdout is not None
+        assert first.stdout.readline() == "3\n"
+        refused = daemon.cli("run", "--chips", "3", "--no-wait", "--", "true")
+        assert refused.returncode == 75
+        assert queued(daemon) == [behind]
+        first.communicate("", timeout=PATIENCE)
+        assert late.expect()["chips"] == [0, 1, 2, 3]
+
+
+def test_a_free_chip_that_somebody_waits_for_is_not_given_away(connect: Connect) -> None:
+    """Chips that an earlier request waits for are kept for it while they are free, and others are still given out."""
+    holder, first, late = connect(), connect(), connect()
+    holder.ask("Acquire", chips=[3])
+    ahead, _ = wait_in_line(first, chips=[0, 1, 2, 3])
+    late.send("Acquire", chips=[2])
+    name, said = late.error()
+    assert name == "io.neurond.NoCapacity"
+    assert ahead in said
+    assert late.ask("Acquire", count=1)["chips"] == [4]
+
+
 def test_the_first_reply_says_why(connect: Connect) -> None:
     """With `more`, the first reply says what is asked, what is free and who holds the rest since when."""
     _, lease = fill(connect)
