@@ -244,7 +244,7 @@ class Containers:
             if self._is_bound(known):
                 continue
             chips = chips_in(self.broker.ledger, known)
-            if chips and self._is_our_own(known) and not self._lease_again(known, chips):
+            if chips and self.is_our_own(known) and not self._lease_again(known, chips):
                 conflicts[known.id] = await self._conflict(known, chips)
             user = User(known.pid, "container", known.name, known.id)
             for index in () if self._is_bound(known) else chips:
@@ -274,13 +274,14 @@ class Containers:
         leases = self.broker.ledger.leases.values()
         return any(container.id in container_ids(lease.binding) for lease in leases)
 
-    def _is_our_own(self, container: Container) -> bool:
-        """Tell whether a container is one that had a lease of ours: by its id, or by the name that we gave it."""
+    def is_our_own(self, container: Container) -> bool:
+        """Tell whether a container has or had a lease of ours: by its id, or by the name that we gave it."""
         if container.labels.get(labels.HOME) != self.home:
             return False
-        ended = self.broker.ledger.ended
+        ledger = self.broker.ledger
+        leases = [*ledger.leases.values(), *(lease for lease, _ in ledger.ended)]
         return container.labels.get(labels.NAME) == container.name or any(
-            container.id in container_ids(lease.binding) for lease, _ in ended
+            container.id in container_ids(lease.binding) for lease in leases
         )
 
     def _lease_again(self, container: Container, chips: list[int]) -> bool:
@@ -319,9 +320,9 @@ class Containers:
         lease = self.broker.ledger.leases.get(lease_id)
         if lease is not None and lease.state == "active" and not await self._was_given_up(lease, container):
             return
-        ours = container.labels.get(labels.NAME) == container.name
-        unwanted = container.status == "created" or container.labels.get(labels.REMOVE) == "yes"
-        if ours and unwanted and container.id not in self._removing:
+        half_made = container.status == "created" and container.labels.get(labels.NAME) == container.name
+        ended = container.labels.get(labels.REMOVE) == "yes" and self.is_our_own(container)
+        if (half_made or ended) and container.id not in self._removing:
             self._removing[container.id] = self._loop.create_task(self._remove(container))
 
     async def _remove(self, container: Container) -> None:

@@ -93,6 +93,13 @@ class Managing:
             return None
         return None if container_ids(lease.binding) else lease
 
+    def _is_lease_of(self, wanted: str, container: Container) -> bool:
+        """Tell whether this is the lease that a container has, or the one that it was started with."""
+        lease = self._lease_of(container)
+        if lease is not None and lease.id == wanted:
+            return True
+        return container.labels[labels.LEASE] == wanted and self.containers.is_our_own(container)
+
     async def _stop(self, call: Call, request: wire.ContainerStop) -> wire.Done:
         grace = None if request.timeout is None else int(seconds("timeout", request.timeout))
         try:
@@ -181,7 +188,7 @@ class Managing:
             container
             for container in mine
             if wanted == container.name
-            or (wanted == container.labels[labels.LEASE] and container.labels.get(labels.NAME) == container.name)
+            or self._is_lease_of(wanted, container)
             or (len(wanted) >= SHORTEST_ID and container.id.startswith(wanted))
         ]
         if len(found) != 1:
