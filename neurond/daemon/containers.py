@@ -327,6 +327,8 @@ class Containers:
 
     async def _remove(self, container: Container) -> None:
         try:
+            if await self._has_labels_of_its_image(container):
+                return
             await in_thread(self.engine.remove, container.id)
         except EngineError as error:
             log.warning("container.not_removed", container=container.name, error=str(error), follows="trying again")
@@ -345,6 +347,11 @@ class Containers:
             found = await in_thread(self.engine.inspect, container.id)
             return found is not None and found.status == "created" and lease.id not in self.launches
         return False
+
+    async def _has_labels_of_its_image(self, container: Container) -> bool:
+        """Tell whether a container was made of a copy (`docker commit`) of one of ours, and not by us."""
+        inherited = await in_thread(self.engine.image_labels, container.image)
+        return inherited.get(labels.LEASE) == container.labels[labels.LEASE]
 
     def _listen(self) -> None:
         """Wait for news, for ever; the stream may end at any time without a word."""

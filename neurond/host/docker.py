@@ -107,13 +107,21 @@ class Engine:
 
     def image_env(self, image: str) -> list[str] | None:
         """Return the NAME=VALUE that an image sets; None if it is not there. Nothing is pulled."""
+        found = self._image(image)
+        return None if found is None else list(found.get("Env") or ())
+
+    def image_labels(self, image: str) -> dict[str, str]:
+        """Return the labels that containers of an image inherit; none if it is not there."""
+        return dict((self._image(image) or {}).get("Labels") or {})
+
+    def _image(self, image: str) -> dict[str, Any] | None:
         try:
             raw = self._ask(lambda api: api.inspect_image(image))  # type: ignore[no-untyped-call]
         except EngineError as error:
             if error.status == NOT_FOUND:
                 return None
             raise
-        return list((raw.get("Config") or {}).get("Env") or ())
+        return raw.get("Config") or {}
 
     def pull(self, image: str, tell: Callable[[str], bool], platform: str | None = None) -> None:
         """Pull an image; `tell` gets lines for people and returns False to stop the pull."""
