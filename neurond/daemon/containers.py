@@ -148,7 +148,7 @@ class Containers:
             tasks += [self._tell_exit(container_id, look) for container_id in tuple(self._exits)]
             problems = [e for e in await asyncio.gather(*tasks, return_exceptions=True) if e is not None]
             for container in mine:
-                await self._tidy(container)
+                await self._tidy(await look.latest(container))
             await self._find_strangers(look)
             for problem in problems:
                 raise problem
@@ -384,6 +384,13 @@ class Look:
             asking = in_thread(self._engine.inspect, container)
             self._asked[container] = asyncio.get_running_loop().create_task(asking)
         return await self._asked[container]
+
+    async def latest(self, listed: Container) -> Container:
+        """Return a container as it was when it was inspected, if it was: the list can lag behind."""
+        asked = self._asked.get(listed.id)
+        with suppress(EngineError):
+            return (await asked if asked is not None else None) or listed
+        return listed
 
 
 def container_ids(binding: Binding) -> set[str]:
