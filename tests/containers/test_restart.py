@@ -1,8 +1,12 @@
 """The ledger and the containers agree again after the daemon, the engine or the journal was lost."""
 
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +17,7 @@ from tests.containers.support import (
     SOON,
     STUBBORN,
     held,
+    inspect,
     is_running,
     launch,
     ours,
@@ -111,11 +116,12 @@ def test_daemon_killed_during_a_launch(docker_daemon: Daemon, engine: PrivateEng
 # -- the engine goes away ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def own_engine() -> Iterator[PrivateEngine]:
-    """Give an engine that may be killed; whatever is left in it is removed."""
+@contextmanager
+def engine_of_its_own(*options: str) -> Iterator[PrivateEngine]:
+    """Start an engine that may be killed; whatever is left in it is removed."""
     with short_directory() as directory:
         engine = engine_in(directory)
+        engine.options += options
         engine.start()
         engine.make_image()
         yield engine
@@ -128,6 +134,20 @@ def own_engine() -> Iterator[PrivateEngine]:
         engine.stop()
         mounts = [str(directory / "data"), str(directory / "exec/netns/default")]  # what a killed dockerd leaves
         subprocess.run(["umount", "--lazy", *mounts], capture_output=True, check=False)
+
+
+@pytest.fixture
+def own_engine() -> Iterator[PrivateEngine]:
+    """Give an engine that may be killed."""
+    with engine_of_its_own() as engine:
+        yield engine
+
+
+@pytest.fixture
+def restoring_engine() -> Iterator[PrivateEngine]:
+    """Give an engine whose containers go on without it."""
+    with engine_of_its_own("--live-restore") as engine:
+        yield engine
 
 
 def test_engine_killed_and_started(make_daemon: Callable[..., Daemon], own_engine: PrivateEngine) -> None:
@@ -166,6 +186,75 @@ def test_daemon_started_while_the_engine_is_away(make_daemon: Callable[..., Daem
     assert daemon.leases() == before
     own_engine.start()
     wait_until_free(daemon)
+
+
+AWAY = 10.0
+"""Seconds that an engine is away: twice as long as the daemon takes to look again of its own accord."""
+
+
+@pytest.mark.parametrize("end", [PrivateEngine.kill, PrivateEngine.stop], ids=["killed", "stopped"])
+def test_engine_whose_containers_go_on(
+    make_daemon: Callable[..., Daemon], restoring_engine: PrivateEngine, end: Callable[[PrivateEngine], None]
+) -> None:
+    """With live-restore containers outlive their engine: their leases are theirs while it is away, and afterwards."""
+    daemon = make_daemon("trn1.32xlarge", restoring_engine.url)
+    container = launch(daemon, "--chips", "0-3", "--name", "lives-on", *POLITE)
+    before = daemon.leases()
+    pid = inspect(restoring_engine, container)["State"]["Pid"]
+    end(restoring_engine)
+    waiter = daemon.spawn("run", "--chips", "0", "--", "echo", "served")
+    time.sleep(AWAY)
+    assert Path("/proc", str(pid)).exists()
+    assert daemon.leases()[0] == before[0]
+    assert daemon.cli("run", "-n", "4", "--no-wait", "--", "true").returncode == 0
+    assert waiter.poll() is None
+    restoring_engine.start()
+    assert is_running(restoring_engine, container)
+    time.sleep(SOON - AWAY)
+    assert daemon.leases()[0] == before[0]
+    assert waiter.poll() is None
+    assert daemon.cli("container", "stop", "lives-on").returncode == 0
+    assert waiter.communicate(timeout=SOON)[0] == "served\n"
+    wait_until_free(daemon)
+
+
+def test_container_that_ends_while_its_engine_is_away(
+    make_daemon: Callable[..., Daemon], restoring_engine: PrivateEngine
+) -> None:
+    """Nobody can say that it has ended while the engine is away, so its chips are kept; then they are free."""
+    daemon = make_daemon("trn1.32xlarge", restoring_engine.url)
+    container = launch(daemon, "--chips", "0-3", *STUBBORN)
+    pid = inspect(restoring_engine, container)["State"]["Pid"]
+    restoring_engine.kill()
+    os.kill(pid, signal.SIGKILL)
+    eventually(
+        lambda: not Path("/proc", str(pid)).exists() or "\nState:\tZ" in Path("/proc", str(pid), "status").read_text()
+    )
+    time.sleep(2)
+    assert held(daemon) == {0, 1, 2, 3}
+    restoring_engine.start()
+    wait_until_free(daemon)
+    assert daemon.logged("lease.draining")[-1]["reason"].startswith("its container exited with")
+
+
+def test_updated_to_restart_for_ever(make_daemon: Callable[..., Daemon], own_engine: PrivateEngine) -> None:
+    """A policy that docker was told later brings a container back on chips of another: that is said at once."""
+    daemon = make_daemon("trn1.32xlarge", own_engine.url)
+    container = launch(daemon, "--chips", "0", "--name", "back", *STUBBORN)
+    own_engine.docker("update", "--restart", "always", container)
+    own_engine.docker("stop", "--time", "0", container)
+    wait_until_free(daemon)
+    other = daemon.spawn("run", "--chips", "0", "--", "sleep", "600")
+    try:
+        (lease,) = eventually(daemon.leases)
+        own_engine.stop()
+        own_engine.start()
+        eventually(lambda: is_running(own_engine, container))
+        eventually(lambda: f"which belong to {lease['lease']} (root) now" in daemon.cli("check").stdout, SOON)
+        assert daemon.leases() == [lease]
+    finally:
+        other.kill()
+        other.communicate()
 
 
 # -- the journal is damaged -------------------------------------------------------------------------------------------
