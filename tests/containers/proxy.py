@@ -1,6 +1,6 @@
 """A proxy between neurond and a Docker Engine that passes everything on, but for the answers that a test breaks.
 
-It speaks as much HTTP as it must: it reads the first line of each request, and from then on hands bytes to and fro.
+It speaks as much HTTP as it must: it reads the first line of each request, and from then on hands bytes back and forth.
 """
 
 import re
