@@ -68,6 +68,7 @@ class Containers:
         self._stop_conflicts = stop_conflicts
         self._exits: dict[str, asyncio.Future[int | None]] = {}
         self._known: dict[str, Container] = {}
+        self._stopping: dict[str, asyncio.Task[None]] = {}
         self._removing: dict[str, asyncio.Task[None]] = {}
         self._reachable = True
         self._knows_engine = False
@@ -245,7 +246,7 @@ class Containers:
                 continue
             chips = chips_in(self.broker.ledger, known)
             if chips and self.is_our_own(known) and not self._lease_again(known, chips):
-                conflicts[known.id] = await self._conflict(known, chips)
+                conflicts[known.id] = self._conflict(known, chips)
             user = User(known.pid, "container", known.name, known.id)
             for index in () if self._is_bound(known) else chips:
                 strangers[index] = (*strangers.get(index, ()), user)
@@ -296,7 +297,7 @@ class Containers:
         log.info("container.leased_again", container=container.name, lease=lease.id, chips=chips)
         return True
 
-    async def _conflict(self, container: Container, chips: list[int]) -> str:
+    def _conflict(self, container: Container, chips: list[int]) -> str:
         """Say that a container runs on chips of others, and stop it if that is wanted."""
         holders = {self.broker.ledger.holder_of(index) for index in chips}
         whose = ", ".join(f"{lease.id} ({lease.owner.name})" for lease in holders if lease is not None) or "nobody"
@@ -304,10 +305,19 @@ class Containers:
         if container.id not in self.conflicts:
             follows = "stopping it" if self._stop_conflicts else "it is named in neurond ls and check; stop it"
             log.warning("container.conflict", container=container.name, chips=chips, leases=whose, follows=follows)
-        if self._stop_conflicts:
-            with suppress(EngineError):
-                await in_thread(self.engine.stop, container.id, CONFLICT_GRACE)
+        if self._stop_conflicts and container.id not in self._stopping:
+            self._stopping[container.id] = self._loop.create_task(self._stop(container))
         return sentence
+
+    async def _stop(self, container: Container) -> None:
+        """Stop a container. No look waits for that, as its grace may be long."""
+        try:
+            await in_thread(self.engine.stop, container.id, CONFLICT_GRACE)
+        except EngineError as error:
+            log.warning("container.not_stopped", container=container.name, error=str(error), follows="trying again")
+        finally:
+            del self._stopping[container.id]
+            self._again.set()
 
     async def _tidy(self, container: Container) -> None:
         """Have removed what nobody will miss: a container never started, or one that was to be removed when it ends.
