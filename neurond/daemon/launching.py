@@ -109,6 +109,8 @@ class Launching:
         for volume in options.volumes or ():
             if not volume:
                 raise InvalidRequest("-v '': a volume is SOURCE:PATH[:ro]")
+        if options.efa:
+            _efa_nodes()
         try:
             create_body(options)
         except SpecError as error:
@@ -322,12 +324,17 @@ def check_of(options: Options, wish: wire.ContainerRun | wire.ContainerCheck) ->
     )
 
 
-def _add_efa(options: Options) -> None:
-    """Add what the Elastic Fabric Adapter takes, but for what the user set himself."""
+def _efa_nodes() -> list[str]:
+    """Return the nodes of the Elastic Fabric Adapter. Raises InvalidRequest if there are none."""
     nodes = sorted(str(path) for path in Path(EFA_DEVICES).parent.glob(Path(EFA_DEVICES).name + "*"))
     if not nodes:
         raise InvalidRequest(f"--efa: this host has no {EFA_DEVICES}*: is the EFA driver loaded?")
-    options.devices = [*(options.devices or ()), *nodes]
+    return nodes
+
+
+def _add_efa(options: Options) -> None:
+    """Add what the Elastic Fabric Adapter takes, but for what the user set himself."""
+    options.devices = [*(options.devices or ()), *_efa_nodes()]
     options.cap_add = [*(options.cap_add or ()), EFA_CAPABILITY]
     if not any(text.startswith("memlock=") for text in options.ulimits or ()):
         options.ulimits = [*(options.ulimits or ()), EFA_ULIMIT]
