@@ -32,7 +32,7 @@ class Place(NamedTuple):
     def run(self, verb: tuple[str, ...], line: str, *command: str) -> "subprocess.CompletedProcess[str]":
         """Run a verb with the options of a line, in which {node}, {link} and so on are filled in, and this command."""
         options = [word.format(**self.words) for word in shlex.split(line)]
-        env = {"DOCKER_HOST": self.engine.url, HOOK: "ALL", COUNT: "999"}
+        env = {"DOCKER_HOST": self.engine.url, "PATH": self.engine.programs, HOOK: "ALL", COUNT: "999"}
         return self.daemon.cli(*verb, *options, *command, env=env)
 
     def grants(self) -> int:
