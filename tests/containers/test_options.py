@@ -4,11 +4,13 @@ import json
 import os
 import random
 import shlex
+import shutil
 import signal
 import stat
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
@@ -183,7 +185,6 @@ def test_short_options_reach_the_engine(shared_daemon: Daemon, engine: PrivateEn
         ("-v ''", "-v '': a volume is SOURCE:PATH[:ro]"),
         ("--pull sometimes", "--pull"),
         ("--core-numbering both", "--core-numbering"),
-        ("--efa", "--efa: this host has no /dev/infiniband/uverbs*: is the EFA driver loaded?"),
         ("--sysctl a=b", "neurond docker run takes every option of docker's"),
         ("--pids-limit 5", "unrecognized arguments: --pids-limit"),
         ("--health-cmd true", "unrecognized arguments: --health-cmd"),
@@ -235,24 +236,35 @@ def test_image_is_not_there(shared_daemon: Daemon) -> None:
 # -- EFA --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
+@contextmanager
 def efa() -> Iterator[None]:
     """Make a node such as the EFA driver does; its number is that of /dev/null."""
     folder = Path("/dev/infiniband")
-    made = not folder.exists()
-    folder.mkdir(exist_ok=True)
-    node = folder / "uverbs0"
-    assert not node.exists(), "a host with EFA: this test would take its device away"
-    os.mknod(node, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
-    yield
-    node.unlink()
-    if made:
-        folder.rmdir()
+    folder.mkdir()
+    try:
+        os.mknod(folder / "uverbs0", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+        yield
+    finally:
+        shutil.rmtree(folder)
 
 
-@pytest.mark.usefixtures("efa")
 def test_efa(shared_daemon: Daemon, engine: PrivateEngine) -> None:
-    """--efa adds the adapter's devices and the memory that it takes; what the user says himself counts more."""
+    """--efa adds the adapter's devices and the memory that it takes; what the user says himself counts more.
+
+    On a host without the adapter it is refused with the reason, before anything is leased.
+    """
+    assert not Path("/dev/infiniband").exists(), "a host with EFA: this test would take its devices away"
+    before = len(shared_daemon.logged("lease.granted"))
+    done = shared_daemon.cli(*RUN, "--efa", IMAGE, "true")
+    assert done.returncode == 2
+    assert "--efa: this host has no /dev/infiniband/uverbs*: is the EFA driver loaded?" in done.stderr
+    assert len(shared_daemon.logged("lease.granted")) == before
+    with efa():
+        check_efa(shared_daemon, engine)
+
+
+def check_efa(shared_daemon: Daemon, engine: PrivateEngine) -> None:
+    """Look at what containers get with --efa."""
     done = shared_daemon.cli("container", "run", "-d", "-n", "1", "--efa", *STUBBORN)
     if done.returncode == 0:
         limits = inspect(engine, done.stdout.strip())["HostConfig"]["Ulimits"]
