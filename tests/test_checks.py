@@ -1,5 +1,7 @@
 """The checks that are no tests of behaviour, run as tests so that one command is the whole check."""
 
+import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -62,3 +64,28 @@ def test_top_of_the_repository_is_tidy() -> None:
     top = {path.partition("/")[0] for path in tracked.splitlines()}
     wanted = {"pyproject.toml", "neurond", "systemd", "tests", "packaging", "README.md"}
     assert {name for name in top if not name.startswith(".")} <= wanted
+
+
+NAMED = re.compile(r"`([^`\s]*test_\w+\.py)(?:::)?([^`\s]*)`")
+"""A test, or a file of tests, in a document: its path below tests/, and what it is called in there."""
+
+
+def names_in(file: Path) -> set[str]:
+    """Return the names of all tests in a file; of a class, those of its methods too, as Class::method."""
+    found: set[str] = set()
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            found.add(node.name)
+        elif isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}::{one.name}" for one in node.body if isinstance(one, ast.FunctionDef)}
+    return found
+
+
+@pytest.mark.parametrize("document", ["README.md", "tests/README.md"])
+def test_tests_that_are_named_exist(document: str) -> None:
+    """What a document says of where a promise is held can be found there."""
+    named = NAMED.findall((REPOSITORY / document).read_text())
+    assert named
+    there = {path: names_in(REPOSITORY / "tests" / path) for path, _ in named if (REPOSITORY / "tests" / path).exists()}
+    missing = [f"{path}::{name}" for path, name in named if path not in there or (name and name not in there[path])]
+    assert missing == []

@@ -13,6 +13,7 @@ from neurond.client import NeurondError
 from tests.daemon.support import NEURON, NOBODY, NOGROUP, Raw, as_nobody, holding, node_of, process
 from tests.daemon.support import with_group_neuron as grouped
 from tests.harness import Daemon, eventually
+from tests.host.support import MAP
 
 Connect = Callable[[], Raw]
 
@@ -232,6 +233,42 @@ def test_a_release_waits_for_the_chips_to_be_closed(daemon: Daemon, connect: Con
         assert len(daemon.leases()) == 2
         holder.kill()
         assert waiter.expect()["chips"] == [0]
+
+
+@pytest.mark.root
+def test_a_time_limit_that_passes_while_a_chip_is_open(daemon: Daemon, connect: Connect) -> None:
+    """When its time is over a lease drains, and nobody gets its chips before they are closed."""
+    lease = daemon.call("Acquire", chips=[0, 1, 2, 3], ttl=0.2)["lease"]
+    with holding(node_of(daemon, 0)) as holder:
+        waiter = connect()
+        waiter.send("Acquire", chips=[0], wait=60)
+        eventually(lambda: daemon.states()[0] == "draining")
+        with pytest.raises(NeurondError, match="is draining: only an active lease can be renewed"):
+            daemon.call("Renew", lease=lease, ttl=600)
+        with pytest.raises(NeurondError, match=rf"lease {lease}, since [0-9:]+, draining"):
+            daemon.call("Acquire", chips=[3], ttl=60)
+        holder.kill()
+        assert waiter.expect()["chips"] == [0]
+    assert reason_of(daemon, lease) == "its time limit passed"
+
+
+@pytest.mark.root
+def test_a_chip_that_is_only_mapped_is_withheld(daemon: Daemon) -> None:
+    """A chip whose descriptor is closed but whose memory is still mapped is not free at the end of its lease."""
+    daemon.call("Simulate", chip=5, action="remove")
+    daemon.call("Simulate", chip=5, action="add", major=1)  # 1:5 is /dev/zero, which can be mapped
+    eventually(lambda: daemon.call("ListChips")["chips"][5]["device"] == "1:5")
+    lease = daemon.call("Acquire", chips=[5], ttl=600)["lease"]
+    with process(sys.executable, "-c", MAP, node_of(daemon, 5)) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "mapped\n"
+        assert daemon.call("Release", lease=lease)["state"] == "draining"
+        for _ in range(3):
+            daemon.call("Check")
+        assert [who["pid"] for who in daemon.call("ListChips")["chips"][5]["holders"]] == [holder.pid]
+        with pytest.raises(NeurondError, match="draining"):
+            daemon.call("Acquire", chips=[5])
+    eventually(daemon.all_free)
 
 
 @pytest.mark.root

@@ -107,6 +107,67 @@ def test_a_renamed_node_in_another_namespace_is_found(
     assert daemon.states()[3] == "foreign"
 
 
+AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+OPEN = 'exec 3<>"$0"; echo open; exec cat'
+
+
+def test_a_user_namespace_does_not_hide_who_it_is(
+    daemon: Daemon, start: Callable[..., "subprocess.Popen[str]"], run_dir: Path
+) -> None:
+    """A process that is root in a user namespace of its own is named by the user that it is on the host."""
+    run_dir.chmod(0o755)
+    start(*AS_NOBODY, "unshare", "--user", "--map-root-user", "sh", "-c", OPEN, node_of(daemon, 3))
+    eventually(lambda: daemon.states()[3] == "foreign")
+    (holder,) = daemon.call("ListChips")["chips"][3]["holders"]
+    assert (holder["user"], holder["command"]) == ("nobody", "cat")
+    with pytest.raises(NeurondError, match=r"3 .in use without a lease by pid \d+ .nobody, cat"):
+        daemon.call("Acquire", chips=[3])
+
+
+BLIND = ["setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"]
+"""Runs a command as root that can't look into the processes of others."""
+
+
+HIDING = ["unshare", "--mount", "sh", "-c", 'mount -t proc -o hidepid=2 proc /proc && exec "$@"', "sh"]
+"""Runs a command that finds only those processes in /proc that it has a right to look into."""
+
+
+def test_a_proc_that_hides_processes_is_no_obstacle(
+    make_daemon: Callable[..., Daemon], start: Callable[..., "subprocess.Popen[str]"], run_dir: Path
+) -> None:
+    """Where /proc hides processes from others, a daemon with its rights sees who has a chip open all the same."""
+    run_dir.chmod(0o755)
+    daemon = make_daemon()
+    daemon.kill()
+    daemon.prefix = HIDING
+    daemon.start()
+    holder = start(*AS_NOBODY, "sh", "-c", OPEN, node_of(daemon, 3))
+    eventually(lambda: daemon.states()[3] == "foreign")
+    assert [who["pid"] for who in daemon.call("ListChips")["chips"][3]["holders"]] == [holder.pid]
+
+
+def test_a_daemon_that_can_not_look_into_others_gives_nothing_away(
+    make_daemon: Callable[..., Daemon], start: Callable[..., "subprocess.Popen[str]"]
+) -> None:
+    """Without the right to look into processes, those younger than a lease may have its chips: not seen is not free."""
+    daemon = make_daemon()
+    daemon.kill()
+    daemon.prefix = BLIND
+    daemon.start()
+    lease = daemon.call("Acquire", chips=[0], ttl=600)["lease"]
+    holder = start("sh", "-c", OPEN, node_of(daemon, 0))
+    time.sleep(1.1)
+    daemon.call("Release", lease=lease)
+    for _ in range(5):
+        daemon.call("Check")
+        with pytest.raises(NeurondError, match=rf"lease {lease}, since [0-9:]+, draining"):
+            daemon.call("Acquire", chips=[0])
+    assert daemon.call("ListChips")["chips"][0]["holders"][-1]["command"] == "a process that can't be looked into"
+    holder.kill()
+    holder.wait()
+    eventually(lambda: daemon.states()[0] == "free")
+
+
 def test_a_descriptor_that_was_passed_on_is_attributed(
     daemon: Daemon, start: Callable[..., "subprocess.Popen[str]"], tmp_path: Path
 ) -> None:

@@ -1,6 +1,7 @@
 """A journal that can't be written, as the runtime directory is full: nothing new is promised, nothing old is lost."""
 
 import re
+import resource
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
@@ -160,3 +161,24 @@ def test_the_change_that_finds_the_disk_full_is_not_promised(small: Daemon) -> N
             pass
     with pytest.raises(NeurondError, match="would be forgotten if neurond crashed"):
         renew_for_ever(small, kept)
+
+
+def test_a_write_that_fails_in_the_middle(daemon: Daemon) -> None:
+    """A write that fails half way, though there is room, promises nothing, loses nothing and leaves no half line."""
+    kept = daemon.call("Acquire", chips=[4, 5, 6, 7], ttl=600)["lease"]
+    journal = daemon.directory / "journal"
+    size = journal.stat().st_size
+    resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (size + 100, resource.RLIM_INFINITY))
+    for _ in range(3):
+        with pytest.raises(NeurondError, match="can't be written") as refused:
+            daemon.call("Acquire", count=1, ttl=600)
+        assert refused.value.kind == "JournalFull"
+        assert journal.stat().st_size == size
+        eventually(lambda: [row["lease"] for row in daemon.leases()] == [kept])
+    resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    eventually(lambda: problem(daemon) is None)
+    more = daemon.call("Acquire", count=1, ttl=600)["lease"]
+    daemon.kill()
+    daemon.start()
+    assert [row["lease"] for row in daemon.leases()] == [kept, more]
+    assert not daemon.logged("journal.found")

@@ -2,14 +2,19 @@
 
 import json
 import os
+import shutil
+import signal
 import subprocess
+import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.daemon.support import holding, node_of
+from neurond.client import Client, NeurondError, Unreachable
+from tests.daemon.support import holding, node_of, process
 from tests.harness import NEUROND, PATIENCE, Daemon, eventually
 
 
@@ -75,6 +80,94 @@ def test_leases_of_the_dead_are_gone_at_the_first_answer(daemon: Daemon) -> None
     assert reasons[ended[0]] == f"process {process.pid} ended while neurond was away"
 
 
+@pytest.mark.root
+def test_a_pid_that_is_used_again_holds_nothing(daemon: Daemon) -> None:
+    """Whoever has the pid of a holder that died while the daemon was away holds nothing, and is left in peace."""
+    with process() as holder:
+        lease = daemon.call("Acquire", all=True, pid=holder.pid)["lease"]
+        daemon.kill()
+    newcomer = process_with_pid(holder.pid)
+    daemon.start()
+    assert daemon.all_free()
+    assert [line["lease"] for line in daemon.logged("lease.draining")] == [lease]
+    with pytest.raises(NeurondError, match="no lease"):
+        daemon.call("Release", lease=lease)
+    assert newcomer.poll() is None
+    newcomer.kill()
+    newcomer.wait()
+
+
+def process_with_pid(pid: int) -> "subprocess.Popen[bytes]":
+    """Start a process with a pid that was somebody else's before."""
+    for _ in range(200):
+        time.sleep(0.02)  # so that it starts at another tick
+        Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
+        started = subprocess.Popen(["sleep", "600"])
+        if started.pid == pid:
+            return started
+        started.kill()
+        started.wait()
+    pytest.fail("the kernel did not give the pid again")
+
+
+def test_a_client_that_asks_all_the_time_gets_no_chip_of_others(
+    daemon: Daemon, sleeper: "subprocess.Popen[bytes]"
+) -> None:
+    """Who asks from before the start of the next daemon on is told of the holders at its very first answer."""
+    lease = daemon.call("Acquire", all=True, pid=sleeper.pid)["lease"]
+    answers: list[str] = []
+    over = threading.Event()
+
+    def ask() -> None:
+        while not over.is_set():
+            try:
+                with Client(daemon.address) as client:
+                    answers.append(str(client.call("Acquire", count=1)))
+            except Unreachable:
+                time.sleep(0.002)
+            except NeurondError as error:
+                answers.append(str(error))
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(2):
+            daemon.kill()
+            answers.clear()
+            daemon.start()
+            eventually(lambda: len(answers) >= 20)
+            assert [answer for answer in answers if lease not in answer] == []
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_chips_that_went_while_the_daemon_was_away(daemon: Daemon, sleeper: "subprocess.Popen[bytes]") -> None:
+    """A chip that went meanwhile is lost to its lease, which keeps it when it is back; the others are as they were."""
+    first = daemon.call("Acquire", chips=[0, 1, 2, 3], pid=sleeper.pid)["lease"]
+    second = daemon.call("Acquire", chips=[4, 5, 6, 7], ttl=600)["lease"]
+    daemon.kill()
+    simulated = daemon.directory / "sim"
+    for chip in (2, 9):
+        (simulated / f"sys/class/neuron_device/neuron{chip}").unlink()
+        shutil.rmtree(simulated / f"sys/devices/virtual/neuron_device/neuron{chip}")
+        (simulated / f"dev/neuron{chip}").unlink()
+    daemon.start()
+    assert {row["lease"]: (row["state"], row["chips"], row["lost"]) for row in daemon.leases()} == {
+        first: ("active", [0, 1, 2, 3], [2]),
+        second: ("active", [4, 5, 6, 7], []),
+    }
+    states = dict.fromkeys(range(16), "free") | dict.fromkeys(range(8), "leased") | {2: "lost"}
+    del states[9]
+    assert daemon.states() == states
+    daemon.call("Simulate", chip=2, action="add")
+    eventually(lambda: daemon.states()[2] == "leased")
+    with pytest.raises(NeurondError, match=first):
+        daemon.call("Acquire", chips=[2])
+
+
 def test_a_waiting_request_ends_with_the_daemon(daemon: Daemon, sleeper: "subprocess.Popen[bytes]") -> None:
     """A request that waits is told when the daemon dies (69), and is not served by the next daemon."""
     daemon.call("Acquire", all=True, pid=sleeper.pid)
@@ -107,10 +200,16 @@ def test_a_lease_is_draining_still_after_a_restart(daemon: Daemon) -> None:
     eventually(daemon.all_free)
 
 
-def test_a_second_daemon_is_refused(daemon: Daemon) -> None:
-    """A second daemon on the same directory is refused with the pid of the first, which goes on."""
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "stopped"])
+def test_a_second_daemon_is_refused(daemon: Daemon, *, busy: bool) -> None:
+    """A second daemon on the same directory is refused with the pid of the first, which goes on, however slow it is."""
     command = [*NEUROND, "serve", *daemon.arguments]
-    second = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    if busy:
+        os.kill(daemon.pid, signal.SIGSTOP)
+    try:
+        second = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    finally:
+        os.kill(daemon.pid, signal.SIGCONT)
     assert second.returncode == 1
     assert f"neurond is already running in {daemon.directory} (pid {daemon.pid})" in second.stderr
     assert daemon.all_free()
