@@ -237,6 +237,7 @@ class Containers:
         running = await in_thread(self.engine.running)
         now_known: dict[str, Container] = {}
         strangers: dict[int, tuple[User, ...]] = {}
+        guests: dict[str, tuple[User, ...]] = {}
         conflicts: dict[str, str] = {}
         for known in await asyncio.gather(*(self._as_it_is(listed, look) for listed in running)):
             if known is None or not known.lives or not self._is_ready(known):
@@ -245,13 +246,27 @@ class Containers:
             if self._is_bound(known):
                 continue
             chips = chips_in(self.broker.ledger, known)
+            user = User(known.pid, "container", known.name, known.id)
+            host = self._host_of(known, chips)
+            if host is not None:
+                guests[host.id] = (*guests.get(host.id, ()), user)
+                continue
             if chips and self.is_our_own(known) and not self._lease_again(known, chips):
                 conflicts[known.id] = self._conflict(known, chips)
-            user = User(known.pid, "container", known.name, known.id)
             for index in () if self._is_bound(known) else chips:
                 strangers[index] = (*strangers.get(index, ()), user)
         self._known, self.conflicts = now_known, conflicts
-        self.broker.take_containers(strangers)
+        self.broker.take_containers(strangers, guests)
+
+    def _host_of(self, container: Container, chips: list[int]) -> Lease | None:
+        """Return the lease by right of which a container has its chips, though that is bound to something else.
+
+        Such is one that was started with the arguments of `neurond env ID --docker-args`.
+        """
+        lease = self.broker.ledger.leases.get(container.labels.get(labels.LEASE, ""))
+        if lease is None or isinstance(lease.binding, OnContainers) or container.labels.get(labels.HOME) != self.home:
+            return None
+        return lease if chips and set(chips) <= set(lease.chips) else None
 
     async def _as_it_is(self, listed: Container, look: "Look") -> Container | None:
         """Return a container that runs; where the engine fails on it, what was known of it counts."""
