@@ -227,10 +227,7 @@ def test_container_that_ends_while_its_engine_is_away(
     pid = inspect(restoring_engine, container)["State"]["Pid"]
     restoring_engine.kill()
     os.kill(pid, signal.SIGKILL)
-    eventually(
-        lambda: not Path("/proc", str(pid)).exists() or "\nState:\tZ" in Path("/proc", str(pid), "status").read_text()
-    )
-    time.sleep(2)
+    time.sleep(2)  # it is gone by then, and the daemon has looked
     assert held(daemon) == {0, 1, 2, 3}
     restoring_engine.start()
     wait_until_free(daemon)
