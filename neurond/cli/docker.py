@@ -218,7 +218,7 @@ def mount(text: str) -> str:
     parts = [part.partition("=") for part in text.split(",")]
     sources = {"source", "src"}
     return ",".join(
-        name + equals + (os.path.abspath(value) if name in sources and value.startswith(".") else value)
+        name + equals + (os.path.abspath(value) if name.lower() in sources and value.startswith(".") else value)
         for name, equals, value in parts
     )
 

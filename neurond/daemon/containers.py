@@ -467,7 +467,8 @@ def allows(rule: str, device: tuple[int, int]) -> bool:
     if kind == "a":
         return True
     major, _, minor = numbers.partition(":")
-    matches = major in {"*", str(device[0])} and minor in {"*", str(device[1])}
+    said = zip((major, minor), device, strict=True)
+    matches = all(text == "*" or text.lstrip("0") == str(number).lstrip("0") for text, number in said)  # 004 is 4
     return kind == "c" and matches and bool({"r", "w"} & set(rights))
 
 
