@@ -76,6 +76,8 @@ class Launching:
         if request.inside and not want.chips:
             raise InvalidRequest("another path inside can only be given to a chip that is asked for by its number")
         self.vet(request, check)
+        if request.inside:
+            _refuse_always(request, "a chip has another path inside")
         self.broker.ledger.check(want)
         try:
             image_env = await self.have_image(call, request, request.pull or "missing")
@@ -205,6 +207,8 @@ class Launching:
             _add_efa(made)
         plain = any(device.path != f"/dev/neuron{index}" for device, index in zip(chips, lease.chips, strict=False))
         cdi = self.fence.name_of(lease) if chips and not plain and len(chips) == len(lease.chips) else None
+        if chips and cdi is None:
+            _refuse_always(options, "its chips can't be given by the name of their lease")
         body = create_body(
             made, () if cdi else chips, [cdi] if cdi else (), [f"{key}={value}" for key, value in env.items()]
         )
@@ -303,6 +307,15 @@ class Launching:
             await self.broker.known()  # so that who hears of the failure finds the chips free
         else:
             self.broker.end(lease.id, reason)
+
+
+def _refuse_always(options: Options, why: str) -> None:
+    """Raise InvalidRequest for a policy by which the engine would start a container whoever has its chips by then."""
+    if restart_policy(options.restart or "no")["Name"] in ALWAYS:
+        raise InvalidRequest(
+            f"--restart {options.restart}: {why}, so Docker could not be kept from starting the container after its "
+            "chips went to somebody else: use on-failure[:TIMES]"
+        )
 
 
 def check_of(options: Options, wish: wire.ContainerRun | wire.ContainerCheck) -> wire.ContainerCheck:
