@@ -104,7 +104,7 @@ class Managing:
         grace = None if request.timeout is None else int(seconds("timeout", request.timeout))
         try:
             container = await self._find(call.peer, request.container)
-            await in_thread(self.engine.stop, container.id, grace)
+            await self.containers.stop(container.id, grace)
             reach("container.stopped")
         except EngineError as error:
             raise failed(error) from None

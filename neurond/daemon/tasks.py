@@ -145,7 +145,7 @@ class Tasks:
         else:
             living = [one for _, one in lease.binding.containers if one]
             try:
-                await asyncio.gather(*(in_thread(self.engine.stop, one, None) for one in living))
+                await asyncio.gather(*(self.containers.stop(one, None) for one in living))
             except EngineError as error:
                 raise failed(error) from None
         self.containers.look_soon()
@@ -262,7 +262,7 @@ class Tasks:
 
     async def _stop_one(self, part: Part) -> None:
         with suppress(EngineError):  # it goes on, and keeps the lease: the next look at the containers will tell
-            await in_thread(self.engine.stop, part.id, None)
+            await self.containers.stop(part.id, None)
 
     async def _give_up(self, task: Task, workers: "list[asyncio.Task[None]]", error: Exception) -> None:
         """Take back what a task that can't run has made."""

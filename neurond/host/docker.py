@@ -237,11 +237,14 @@ class Engine:
             if error.status not in {NOT_FOUND, CONFLICT}:
                 raise
 
-    def events(self, tell: Callable[[], None]) -> None:
-        """Call `tell` whenever something happens to a container, until the stream ends. Raises EngineError."""
-        wanted = {"type": "container", "event": ["start", "die", "destroy", "pause", "unpause", "rename", "update"]}
-        for _ in self._ask(lambda api: api.events(filters=wanted, decode=True)):
-            tell()
+    def events(self, tell: Callable[[str, str], None]) -> None:
+        """Call `tell` with action and id whenever something happens to a container, until the stream ends.
+
+        One that was sent a signal has a "kill" before its "die". Raises EngineError.
+        """
+        actions = ["start", "kill", "die", "destroy", "pause", "unpause", "rename", "update"]
+        for event in self._ask(lambda api: api.events(filters={"type": "container", "event": actions}, decode=True)):
+            tell(event["Action"], event["Actor"]["ID"])
 
     # -- the door ---------------------------------------------------------------------------------------------------
 
