@@ -25,8 +25,9 @@ from neurond.daemon.server import Call, Handler
 from neurond.daemon.threads import in_thread
 from neurond.daemon.vetting import VISIBLE_CORES, contradicts, environment_of, vet
 from neurond.host.docker import EngineError, EngineUnreachable, Output
-from neurond.ledger.errors import InvalidRequest, NoSuchLease, Refused
+from neurond.ledger.errors import InvalidRequest, NoSuchChip, NoSuchLease, Refused
 from neurond.ledger.leases import Binding, ByContainer, Lease, Want
+from neurond.ledger.ledger import Ledger
 from neurond.spec import (
     EFA_CAPABILITY,
     EFA_DEVICES,
@@ -215,14 +216,14 @@ class Launching:
         return await in_thread(self.engine.create, name, body, options.platform)
 
     def nodes(self, lease: Lease, inside: Mapping[str, str] | None = None) -> list[Device]:
-        """Return the devices of a lease's chips, with other paths inside where they are given, by the chip's number."""
+        """Return the devices of a lease's chips, with other paths inside where they are given, by the chip's number.
+
+        Raises NoSuchChip for one that has vanished.
+        """
         ledger = self.broker.ledger
         paths = inside or {}
-        return [
-            Device(ledger.chips[index].node, paths.get(str(index), f"/dev/neuron{index}"))
-            for index in lease.chips
-            if index in ledger.chips
-        ]
+        check_present(ledger, lease.chips)
+        return [Device(ledger.chips[index].node, paths.get(str(index), f"/dev/neuron{index}")) for index in lease.chips]
 
     def pump(self, call: Call, output: Output, container: str | None = None) -> None:
         """Send the output of a container as it comes, as fast as the client reads it. Runs in a thread."""
@@ -316,6 +317,18 @@ def _refuse_always(options: Options, why: str) -> None:
             f"--restart {options.restart}: {why}, so Docker could not be kept from starting the container after its "
             "chips went to somebody else: use on-failure[:TIMES]"
         )
+
+def _is_gone(call: Call) -> bool:
+    """Tell whether the client is gone by now, whatever was true before."""
+    return call.connection.gone
+
+
+def check_present(ledger: Ledger, chips: Iterable[int]) -> None:
+    """Raise NoSuchChip for a chip that vanished since it was leased: a container does not start with fewer."""
+    for index in chips:
+        if index not in ledger.chips:
+            raise NoSuchChip(f"chip {index} has vanished from the host since it was leased")
+
 
 
 def check_of(options: Options, wish: wire.ContainerRun | wire.ContainerCheck) -> wire.ContainerCheck:
