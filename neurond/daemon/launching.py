@@ -20,7 +20,7 @@ from neurond.daemon.broker import Broker, Waiter, Wish
 from neurond.daemon.containers import ALWAYS, Containers, Launch, container_name
 from neurond.daemon.fence import Fence
 from neurond.daemon.points import reach
-from neurond.daemon.requests import Requests, checked_name, owner_of, seconds, want_of
+from neurond.daemon.requests import GONE, Requests, checked_name, owner_of, seconds, want_of
 from neurond.daemon.server import Call, Handler
 from neurond.daemon.threads import in_thread
 from neurond.daemon.vetting import VISIBLE_CORES, contradicts, environment_of, vet
@@ -169,11 +169,19 @@ class Launching:
         self.containers.launches[lease.id] = Launch()
         try:
             if reason is not None:
-                call.on_gone = lambda: self.broker.leave(lease.id, waiter, "the client went away while it waited")
+
+                def gone() -> None:
+                    self.broker.leave(lease.id, waiter, GONE)
+                    settle(NoSuchLease(GONE))
+
+                call.on_gone = gone
                 tell_status(call, f"waiting: {reason}")
                 lease = await granted
                 call.on_gone = None
             await self.broker.recording.recorded(lease.id)
+            if _is_gone(call):  # nobody could stop what it would start
+                self.broker.end(lease.id, GONE)
+                raise NoSuchLease(GONE)
         except BaseException:
             del self.containers.launches[lease.id]
             raise
@@ -310,14 +318,6 @@ class Launching:
             self.broker.end(lease.id, reason)
 
 
-def _refuse_always(options: Options, why: str) -> None:
-    """Raise InvalidRequest for a policy by which the engine would start a container whoever has its chips by then."""
-    if restart_policy(options.restart or "no")["Name"] in ALWAYS:
-        raise InvalidRequest(
-            f"--restart {options.restart}: {why}, so Docker could not be kept from starting the container after its "
-            "chips went to somebody else: use on-failure[:TIMES]"
-        )
-
 def _is_gone(call: Call) -> bool:
     """Tell whether the client is gone by now, whatever was true before."""
     return call.connection.gone
@@ -329,6 +329,14 @@ def check_present(ledger: Ledger, chips: Iterable[int]) -> None:
         if index not in ledger.chips:
             raise NoSuchChip(f"chip {index} has vanished from the host since it was leased")
 
+
+def _refuse_always(options: Options, why: str) -> None:
+    """Raise InvalidRequest for a policy by which the engine would start a container whoever has its chips by then."""
+    if restart_policy(options.restart or "no")["Name"] in ALWAYS:
+        raise InvalidRequest(
+            f"--restart {options.restart}: {why}, so Docker could not be kept from starting the container after its "
+            "chips went to somebody else: use on-failure[:TIMES]"
+        )
 
 
 def check_of(options: Options, wish: wire.ContainerRun | wire.ContainerCheck) -> wire.ContainerCheck:
