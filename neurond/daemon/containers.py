@@ -266,6 +266,8 @@ class Containers:
                 continue
             now_known[known.id] = known
             if self._is_bound(known):
+            if self._is_bound(known) or self._is_by_right(known, chips):
+                continue
                 continue
             chips = chips_in(self.broker.ledger, known)
             if chips and self.is_our_own(known) and not self._lease_again(known, chips):
@@ -296,6 +298,15 @@ class Containers:
 
     def _is_bound(self, container: Container) -> bool:
         leases = self.broker.ledger.leases.values()
+    def _is_by_right(self, container: Container, chips: list[int]) -> bool:
+        """Tell whether a container has chips of the lease whose label it carries, as by `neurond env --docker-args`.
+
+        The lease is its owner's, bound to a process or a time limit. A forged label gains nothing: chips that are
+        leased are withheld anyway, and when the lease ends the container is a stranger.
+        """
+        lease = self.broker.ledger.leases.get(container.labels.get(labels.LEASE, ""))
+        return lease is not None and not isinstance(lease.binding, OnContainers) and set(chips) <= set(lease.chips)
+
         return any(container.id in container_ids(lease.binding) for lease in leases)
 
     def is_our_own(self, container: Container) -> bool:
