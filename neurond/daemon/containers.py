@@ -22,7 +22,7 @@ from neurond.daemon.threads import in_thread
 from neurond.host import cdi, processes
 from neurond.host.docker import Container, Engine, EngineError
 from neurond.ledger.chips import User
-from neurond.ledger.errors import Refused
+from neurond.ledger.errors import NoCapacity, Refused
 from neurond.ledger.leases import Binding, ByContainer, ByProcess, ByTask, Lease, OnContainers, Owner
 from neurond.ledger.ledger import Ledger
 from neurond.ledger.words import ranges
@@ -326,7 +326,10 @@ class Containers:
         binding = ByContainer(container.name, container.id)
         try:
             lease = self.broker.adopt(owner, binding, tuple(chips), container.name)
-        except Refused:
+        except Refused as error:  # nothing can be recorded now: that is no conflict, and the next look tries again
+            log.info("container.not_leased_again", container=container.name, reason=str(error))
+            return True
+        except NoCapacity:
             return False
         log.info("container.leased_again", container=container.name, lease=lease.id, chips=chips)
         return True
