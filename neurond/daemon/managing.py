@@ -153,7 +153,9 @@ class Managing:
             self._close_input(container)
 
     def _close_input(self, container: str) -> None:
-        known = self._inputs.pop(container)
+        known = self._inputs.pop(container, None)
+        if known is None:
+            return
         with suppress(OSError):
             known.stdin.shutdown(socket.SHUT_WR)
         known.stdin.close()
