@@ -265,11 +265,9 @@ class Containers:
             if known is None or not known.lives or not self._is_ready(known):
                 continue
             now_known[known.id] = known
-            if self._is_bound(known):
+            chips = chips_in(self.broker.ledger, known)
             if self._is_bound(known) or self._is_by_right(known, chips):
                 continue
-                continue
-            chips = chips_in(self.broker.ledger, known)
             if chips and self.is_our_own(known) and not self._lease_again(known, chips):
                 conflicts[known.id] = await self._conflict(known, chips)
             user = User(known.pid, "container", known.name, known.id)
@@ -298,6 +296,8 @@ class Containers:
 
     def _is_bound(self, container: Container) -> bool:
         leases = self.broker.ledger.leases.values()
+        return any(container.id in container_ids(lease.binding) for lease in leases)
+
     def _is_by_right(self, container: Container, chips: list[int]) -> bool:
         """Tell whether a container has chips of the lease whose label it carries, as by `neurond env --docker-args`.
 
@@ -306,8 +306,6 @@ class Containers:
         """
         lease = self.broker.ledger.leases.get(container.labels.get(labels.LEASE, ""))
         return lease is not None and not isinstance(lease.binding, OnContainers) and set(chips) <= set(lease.chips)
-
-        return any(container.id in container_ids(lease.binding) for lease in leases)
 
     def is_our_own(self, container: Container) -> bool:
         """Tell whether a container has or had a lease of ours: by its id, or by the name that we gave it."""
@@ -321,16 +319,16 @@ class Containers:
 
     def _lease_again(self, container: Container, chips: list[int]) -> bool:
         """Lease the chips of a container that was started again; False if somebody else has one of them."""
-        uid = container.labels.get(labels.OWNER, "")
-        owner = Owner(int(uid), processes.user_name(int(uid))) if uid.isdecimal() else Owner(0, "root")
+        uid = labels.uid_of(container.labels) or 0
+        owner = Owner(uid, processes.user_name(uid))
         binding = ByContainer(container.name, container.id)
         try:
             lease = self.broker.adopt(owner, binding, tuple(chips), container.name)
+        except NoCapacity:
+            return False
         except Refused as error:  # nothing can be recorded now: that is no conflict, and the next look tries again
             log.info("container.not_leased_again", container=container.name, reason=str(error))
             return True
-        except NoCapacity:
-            return False
         log.info("container.leased_again", container=container.name, lease=lease.id, chips=chips)
         return True
 

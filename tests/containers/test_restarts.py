@@ -336,6 +336,15 @@ def test_copy_is_no_container_of_neuronds(shared_daemon: Daemon, engine: Private
     assert {copy, made} <= ours(engine)
 
 
+def test_launched_copy_has_labels_of_its_own(shared_daemon: Daemon, engine: PrivateEngine, copied: str) -> None:
+    """A copy of a container with --rm that is launched without it is kept at its end."""
+    done = shared_daemon.cli("container", "run", "-n", "1", "--name", "kept", *PLAIN, "copy:1", "true")
+    assert done.returncode == 0, done.stderr
+    for _ in range(3):
+        assert shared_daemon.cli("check").stdout == ""
+    assert ours(engine) == {copied, inspect(engine, "kept")["Id"]}
+
+
 def test_copy_that_is_only_made_is_kept(shared_daemon: Daemon, engine: PrivateEngine, copied: str) -> None:
     """A container that somebody creates of a copy, even by the name of the first, is not taken for half a launch."""
     engine.docker("kill", copied)
