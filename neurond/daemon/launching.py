@@ -20,13 +20,14 @@ from neurond.daemon.broker import Broker, Waiter, Wish
 from neurond.daemon.containers import ALWAYS, Containers, Launch, container_name
 from neurond.daemon.fence import Fence
 from neurond.daemon.points import reach
-from neurond.daemon.requests import Requests, checked_name, owner_of, seconds, want_of
+from neurond.daemon.requests import GONE, Requests, checked_name, owner_of, seconds, want_of
 from neurond.daemon.server import Call, Handler
 from neurond.daemon.threads import in_thread
 from neurond.daemon.vetting import VISIBLE_CORES, contradicts, environment_of, vet
 from neurond.host.docker import EngineError, EngineUnreachable, Output
-from neurond.ledger.errors import InvalidRequest, NoSuchLease, Refused
+from neurond.ledger.errors import InvalidRequest, NoSuchChip, NoSuchLease, Refused
 from neurond.ledger.leases import Binding, ByContainer, Lease, Want
+from neurond.ledger.ledger import Ledger
 from neurond.spec import (
     EFA_CAPABILITY,
     EFA_DEVICES,
@@ -76,6 +77,8 @@ class Launching:
         if request.inside and not want.chips:
             raise InvalidRequest("another path inside can only be given to a chip that is asked for by its number")
         self.vet(request, check)
+        if request.inside:
+            _refuse_always(request, "a chip has another path inside")
         self.broker.ledger.check(want)
         try:
             image_env = await self.have_image(call, request, request.pull or "missing")
@@ -168,11 +171,19 @@ class Launching:
         self.containers.launches[lease.id] = Launch()
         try:
             if reason is not None:
-                call.on_gone = lambda: self.broker.leave(lease.id, waiter, "the client went away while it waited")
+
+                def gone() -> None:
+                    self.broker.leave(lease.id, waiter, GONE)
+                    settle(NoSuchLease(GONE))
+
+                call.on_gone = gone
                 tell_status(call, f"waiting: {reason}")
                 lease = await granted
                 call.on_gone = None
             await self.broker.recording.recorded(lease.id)
+            if _is_gone(call):  # nobody could stop what it would start
+                self.broker.end(lease.id, GONE)
+                raise NoSuchLease(GONE)
         except BaseException:
             del self.containers.launches[lease.id]
             raise
@@ -207,20 +218,22 @@ class Launching:
             _add_efa(made)
         plain = any(device.path != f"/dev/neuron{index}" for device, index in zip(chips, lease.chips, strict=False))
         cdi = self.fence.name_of(lease) if chips and not plain and len(chips) == len(lease.chips) else None
+        if chips and cdi is None:
+            _refuse_always(options, "its chips can't be given by the name of their lease")
         body = create_body(
             made, () if cdi else chips, [cdi] if cdi else (), [f"{key}={value}" for key, value in env.items()]
         )
         return await in_thread(self.engine.create, name, body, options.platform)
 
     def nodes(self, lease: Lease, inside: Mapping[str, str] | None = None) -> list[Device]:
-        """Return the devices of a lease's chips, with other paths inside where they are given, by the chip's number."""
+        """Return the devices of a lease's chips, with other paths inside where they are given, by the chip's number.
+
+        Raises NoSuchChip for one that has vanished.
+        """
         ledger = self.broker.ledger
         paths = inside or {}
-        return [
-            Device(ledger.chips[index].node, paths.get(str(index), f"/dev/neuron{index}"))
-            for index in lease.chips
-            if index in ledger.chips
-        ]
+        check_present(ledger, lease.chips)
+        return [Device(ledger.chips[index].node, paths.get(str(index), f"/dev/neuron{index}")) for index in lease.chips]
 
     def pump(self, call: Call, output: Output, container: str | None = None) -> None:
         """Send the output of a container as it comes, as fast as the client reads it. Runs in a thread."""
@@ -305,6 +318,27 @@ class Launching:
             await self.broker.known()  # so that who hears of the failure finds the chips free
         else:
             self.broker.end(lease.id, reason)
+
+
+def _is_gone(call: Call) -> bool:
+    """Tell whether the client is gone by now, whatever was true before."""
+    return call.connection.gone
+
+
+def check_present(ledger: Ledger, chips: Iterable[int]) -> None:
+    """Raise NoSuchChip for a chip that vanished since it was leased: a container does not start with fewer."""
+    for index in chips:
+        if index not in ledger.chips:
+            raise NoSuchChip(f"chip {index} has vanished from the host since it was leased")
+
+
+def _refuse_always(options: Options, why: str) -> None:
+    """Raise InvalidRequest for a policy by which the engine would start a container whoever has its chips by then."""
+    if restart_policy(options.restart or "no")["Name"] in ALWAYS:
+        raise InvalidRequest(
+            f"--restart {options.restart}: {why}, so Docker could not be kept from starting the container after its "
+            "chips went to somebody else: use on-failure[:TIMES]"
+        )
 
 
 def check_of(options: Options, wish: wire.ContainerRun | wire.ContainerCheck) -> wire.ContainerCheck:

@@ -69,6 +69,22 @@ def test_restart_keeps_the_chips(shared_daemon: Daemon, engine: PrivateEngine, c
     wait_until_free(shared_daemon, AT_ONCE)
 
 
+def test_restart_is_no_chance_for_those_who_wait(shared_daemon: Daemon, engine: PrivateEngine) -> None:
+    """A container that docker restarts keeps its lease throughout: its chips go to nobody in between."""
+    container = launch(shared_daemon, "--chips", "5", *STUBBORN)
+    (before,) = shared_daemon.leases()
+    with shared_daemon.client() as client:
+        waiting = client.stream("Acquire", chips=[5], wait=60)
+        assert "waiting" in next(waiting)
+        for _ in range(3):
+            engine.docker("restart", "--time", "0", container)
+        assert lease_of(shared_daemon, container)["lease"] == before["lease"]
+        assert shared_daemon.cli("check").stdout == ""
+        assert shared_daemon.cli("container", "stop", "--time", "0", container).returncode == 0
+        assert next(waiting)["chips"] == [5]
+    assert not [line for line in shared_daemon.logged("lease.revived") if line["lease"] == before["lease"]]
+
+
 @without_cdi
 def test_the_lease_that_ps_shows_names_the_container(shared_daemon: Daemon, engine: PrivateEngine) -> None:
     """A container that was started again under another lease is found by that one, and by the one it was made with."""
@@ -329,6 +345,15 @@ def test_copy_is_no_container_of_neuronds(shared_daemon: Daemon, engine: Private
         assert shared_daemon.cli("check").stdout == ""
     assert shared_daemon.leases() == before
     assert {copy, made} <= ours(engine)
+
+
+def test_launched_copy_has_labels_of_its_own(shared_daemon: Daemon, engine: PrivateEngine, copied: str) -> None:
+    """A copy of a container with --rm that is launched without it is kept at its end."""
+    done = shared_daemon.cli("container", "run", "-n", "1", "--name", "kept", *PLAIN, "copy:1", "true")
+    assert done.returncode == 0, done.stderr
+    for _ in range(3):
+        assert shared_daemon.cli("check").stdout == ""
+    assert ours(engine) == {copied, inspect(engine, "kept")["Id"]}
 
 
 def test_copy_that_is_only_made_is_kept(shared_daemon: Daemon, engine: PrivateEngine, copied: str) -> None:
