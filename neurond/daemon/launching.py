@@ -25,8 +25,9 @@ from neurond.daemon.server import Call, Handler
 from neurond.daemon.threads import in_thread
 from neurond.daemon.vetting import VISIBLE_CORES, contradicts, environment_of, vet
 from neurond.host.docker import EngineError, EngineUnreachable, Output
-from neurond.ledger.errors import InvalidRequest, NoSuchLease, Refused
+from neurond.ledger.errors import InvalidRequest, NoSuchChip, NoSuchLease, Refused
 from neurond.ledger.leases import Binding, ByContainer, Lease, Want
+from neurond.ledger.words import ranges
 from neurond.spec import (
     EFA_CAPABILITY,
     EFA_DEVICES,
@@ -212,13 +213,17 @@ class Launching:
 
     def nodes(self, lease: Lease, inside: Mapping[str, str] | None = None) -> list[Device]:
         """Return the devices of a lease's chips, with other paths inside where they are given, by the chip's number."""
-        ledger = self.broker.ledger
         paths = inside or {}
-        return [
-            Device(ledger.chips[index].node, paths.get(str(index), f"/dev/neuron{index}"))
-            for index in lease.chips
-            if index in ledger.chips
-        ]
+        return [Device(self.node(lease, index), paths.get(str(index), f"/dev/neuron{index}")) for index in lease.chips]
+
+    def node(self, lease: Lease, index: int) -> str:
+        """Return the node of a chip of a lease. Raises NoSuchChip if it is none of its, or vanished since the grant."""
+        if index not in lease.chips:
+            raise NoSuchChip(f"chip {index} is none of lease {lease.id}, which has {ranges(lease.chips)}")
+        chip = self.broker.ledger.chips.get(index)
+        if chip is None:
+            raise NoSuchChip(f"chip {index} of lease {lease.id} has gone from this host since it was granted")
+        return chip.node
 
     def pump(self, call: Call, output: Output, container: str | None = None) -> None:
         """Send the output of a container as it comes, as fast as the client reads it. Runs in a thread."""

@@ -243,8 +243,8 @@ class Tasks:
     def _devices(self, lease: Lease, wanted: wire.TaskContainer) -> list[Device]:
         if wanted.all_chips:
             return self.launching.nodes(lease)
-        nodes = {str(index): self.broker.ledger.chips[index].node for index in lease.chips}
-        return [Device(nodes[str(chip.chip)], chip.path, chip.permissions) for chip in wanted.chips or ()]
+        chips = wanted.chips or ()
+        return [Device(self.launching.node(lease, chip.chip), chip.path, chip.permissions) for chip in chips]
 
     async def _end(self, task: Task, workers: "list[asyncio.Task[None]]") -> None:
         """Stop what still runs, and wait until all of it has ended."""
