@@ -27,7 +27,7 @@ from neurond.daemon.vetting import VISIBLE_CORES, contradicts, environment_of, v
 from neurond.host.docker import EngineError, EngineUnreachable, Output
 from neurond.ledger.errors import InvalidRequest, NoSuchChip, NoSuchLease, Refused
 from neurond.ledger.leases import Binding, ByContainer, Lease, Want
-from neurond.ledger.ledger import Ledger
+from neurond.ledger.words import ranges
 from neurond.spec import (
     EFA_CAPABILITY,
     EFA_DEVICES,
@@ -226,14 +226,18 @@ class Launching:
         return await in_thread(self.engine.create, name, body, options.platform)
 
     def nodes(self, lease: Lease, inside: Mapping[str, str] | None = None) -> list[Device]:
-        """Return the devices of a lease's chips, with other paths inside where they are given, by the chip's number.
-
-        Raises NoSuchChip for one that has vanished.
-        """
-        ledger = self.broker.ledger
+        """Return the devices of a lease's chips, with other paths inside where they are given, by the chip's number."""
         paths = inside or {}
-        check_present(ledger, lease.chips)
-        return [Device(ledger.chips[index].node, paths.get(str(index), f"/dev/neuron{index}")) for index in lease.chips]
+        return [Device(self.node(lease, index), paths.get(str(index), f"/dev/neuron{index}")) for index in lease.chips]
+
+    def node(self, lease: Lease, index: int) -> str:
+        """Return the node of a chip of a lease. Raises NoSuchChip if it is none of its, or vanished since the grant."""
+        if index not in lease.chips:
+            raise NoSuchChip(f"chip {index} is none of lease {lease.id}, which has {ranges(lease.chips)}")
+        chip = self.broker.ledger.chips.get(index)
+        if chip is None:
+            raise NoSuchChip(f"chip {index} of lease {lease.id} has gone from this host since it was granted")
+        return chip.node
 
     def pump(self, call: Call, output: Output, container: str | None = None) -> None:
         """Send the output of a container as it comes, as fast as the client reads it. Runs in a thread."""
@@ -323,13 +327,6 @@ class Launching:
 def _is_gone(call: Call) -> bool:
     """Tell whether the client is gone by now, whatever was true before."""
     return call.connection.gone
-
-
-def check_present(ledger: Ledger, chips: Iterable[int]) -> None:
-    """Raise NoSuchChip for a chip that vanished since it was leased: a container does not start with fewer."""
-    for index in chips:
-        if index not in ledger.chips:
-            raise NoSuchChip(f"chip {index} has vanished from the host since it was leased")
 
 
 def _refuse_always(options: Options, why: str) -> None:

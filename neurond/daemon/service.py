@@ -90,8 +90,7 @@ async def _serve(options: Options) -> None:
 async def _run(options: Options, undo: ExitStack) -> None:
     stop = _stop_event()
     most = most_connections(_raise_fd_limit())
-    if options.simulate and not catalog.look_up(options.simulate).known:
-        raise CannotStart(f"--simulate {options.simulate}: choose one of {', '.join(catalog.names())}")
+    _check_start(options)
     rundir = RunDir(options.runtime_dir)
     simulated = _simulated(rundir.path, options.simulate) if options.simulate else None
     discovery = _discovery(simulated)
@@ -151,6 +150,17 @@ async def _run(options: Options, undo: ExitStack) -> None:
             if simulated is not None:
                 simulated.remove_all()
         log.info("neurond.stopped", leases=len(ledger.leases))
+
+
+def _check_start(options: Options) -> None:
+    """Raise CannotStart for what can be seen to be wrong before anything is touched."""
+    if options.simulate and not catalog.look_up(options.simulate).known:
+        raise CannotStart(f"--simulate {options.simulate}: choose one of {', '.join(catalog.names())}")
+    if os.geteuid() == 0 and not processes.can_look_into_all():
+        raise CannotStart(
+            "neurond is root but can't look into the processes of others, so chips that they use would look free: "
+            "it takes CAP_SYS_PTRACE"
+        )
 
 
 async def _listen(server: Server, rundir: RunDir, rules: Rules, undo: ExitStack) -> asyncio.Server:

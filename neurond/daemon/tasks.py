@@ -16,7 +16,7 @@ import structlog
 from neurond import wire
 from neurond.daemon import labels
 from neurond.daemon.containers import Containers, container_name
-from neurond.daemon.launching import FAILED, Launching, check_present, failed
+from neurond.daemon.launching import FAILED, Launching, failed
 from neurond.daemon.points import reach
 from neurond.daemon.requests import Requests, checked_name, seconds, want_of
 from neurond.daemon.server import Call, Handler
@@ -245,9 +245,8 @@ class Tasks:
     def _devices(self, lease: Lease, wanted: wire.TaskContainer) -> list[Device]:
         if wanted.all_chips:
             return self.launching.nodes(lease)
-        check_present(self.broker.ledger, (chip.chip for chip in wanted.chips or ()))
-        nodes = {index: self.broker.ledger.chips[index].node for index in self._indices(lease, wanted)}
-        return [Device(nodes[chip.chip], chip.path, chip.permissions) for chip in wanted.chips or ()]
+        chips = wanted.chips or ()
+        return [Device(self.launching.node(lease, chip.chip), chip.path, chip.permissions) for chip in chips]
 
     async def _end(self, task: Task, workers: "list[asyncio.Task[None]]") -> None:
         """Stop what still runs, and wait until all of it has ended."""

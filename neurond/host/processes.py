@@ -156,6 +156,15 @@ def users_of(devices: Collection[Device]) -> Uses:
     return Uses(found, unreadable)
 
 
+def can_look_into_all() -> bool:
+    """Tell whether we have the right to see what every process has open or mapped; process 1 stands for all."""
+    try:
+        os.readlink("/proc/1/exe")  # noqa: PTH115 - whether it can be read is asked
+    except OSError:  # no right to, or /proc hides it (hidepid)
+        return False
+    return True
+
+
 def _all_pids() -> Iterator[int]:
     """Yield all processes, also those that were started meanwhile: a parent may end before it is looked at."""
     seen: set[int] = set()
@@ -173,7 +182,7 @@ def _open_devices(pid: int, devices: Collection[Device]) -> set[Device]:
         return _devices_behind(f"/proc/{pid}", fds, devices)
     found: set[Device] = set()  # a process whose first thread has ended shows none, but its other threads do
     for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
-        with suppress(OSError):
+        with suppress(FileNotFoundError, ProcessLookupError):
             at = f"/proc/{pid}/task/{thread}"
             found |= _devices_behind(at, os.listdir(at + "/fd"), devices)  # noqa: PTH208
     return found
@@ -182,15 +191,27 @@ def _open_devices(pid: int, devices: Collection[Device]) -> set[Device]:
 def _devices_behind(at: str, fds: Iterable[str], devices: Collection[Device]) -> set[Device]:
     found: set[Device] = set()
     for fd in fds:
-        with suppress(OSError):
+        try:
             device = _device(f"{at}/fd/{fd}")
-            if device is not None and device in devices and _attaches(f"{at}/fdinfo/{fd}"):
-                found.add(device)
+        except PermissionError:
+            raise
+        except OSError:
+            continue  # closed meanwhile, or a file on a server that is gone
+        if device is not None and device in devices and _attaches(f"{at}/fdinfo/{fd}"):
+            found.add(device)
     return found
 
 
 def _device(path: str) -> Device | None:
-    status = os.stat(path)  # noqa: PTH116 - thousands of these; a Path each is too slow
+    """Return the numbers of what a link of /proc leads to, None if that is no character device.
+
+    Raises PermissionError if it is the process that can't be looked into, and not its file, as on somebody's FUSE.
+    """
+    try:
+        status = os.stat(path)  # noqa: PTH116 - thousands of these; a Path each is too slow
+    except PermissionError:
+        os.readlink(path)  # noqa: PTH115 - denied as well if it is the process
+        return None
     if not stat.S_ISCHR(status.st_mode):
         return None
     return os.major(status.st_rdev), os.minor(status.st_rdev)

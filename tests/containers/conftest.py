@@ -1,10 +1,12 @@
 """Fixtures: what a test does not break can be used again by the next one."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.containers.engines import RELEASE
+from tests.containers.proxy import Proxy
 from tests.containers.support import wait_until_free
 from tests.harness import Daemon, PrivateEngine, short_directory
 
@@ -28,3 +30,20 @@ def shared_daemon(module_daemon: Daemon, engine: PrivateEngine) -> Iterator[Daem
     if left:  # --rm may be at work on one of them at this moment
         engine.docker("rm", "--force", *left, check=False)
     wait_until_free(module_daemon)
+
+
+@pytest.fixture
+def between(run_dir: Path, engine: PrivateEngine) -> Iterator[Proxy]:
+    """Give a proxy in front of the engine."""
+    between = Proxy(run_dir / "engine.sock", engine.url)
+    yield between
+    between.close()
+
+
+@pytest.fixture
+def proxied(make_daemon: Callable[..., Daemon], between: Proxy, engine: PrivateEngine) -> Iterator[Daemon]:
+    """Give a daemon that reaches the engine through the proxy; its containers are removed afterwards."""
+    yield make_daemon("trn1.32xlarge", between.url)
+    left = engine.docker("ps", "--all", "--quiet").stdout.split()
+    if left:
+        engine.docker("rm", "--force", *left, check=False)

@@ -26,6 +26,7 @@ class Proxy:
         self.asked: list[str] = []
         self._engine = engine_url.removeprefix("unix://")
         self._breakers: dict[str, Breaker] = {}
+        self._lost: dict[str, float] = {}
         self._open: set[socket.socket] = set()
         self._closed = False
         self._listening = socket.socket(socket.AF_UNIX)
@@ -53,6 +54,12 @@ class Proxy:
         if breaker is not None:
             self._breakers[pattern] = breaker
 
+    def lose(self, pattern: str, late: float | None = 0.0) -> None:
+        """Hang up on such requests, and do them `late` seconds later, so that nobody gets the answer; None: no more."""
+        self._lost.pop(pattern, None)
+        if late is not None:
+            self._lost[pattern] = late
+
     def times(self, pattern: str) -> int:
         """Return how often such a request came."""
         return sum(1 for line in self.asked if re.search(pattern, line))
@@ -73,9 +80,29 @@ class Proxy:
                 found = next((b for pattern, b in tuple(self._breakers.items()) if re.search(pattern, line)), None)
                 if found is not None and found(client):
                     break
+                late = next((s for pattern, s in tuple(self._lost.items()) if re.search(pattern, line)), None)
+                if late is not None:
+                    self._do_alone(client, head, late)
+                    break
                 self._pass_on(client, head)
                 break  # neurond's next request comes on a connection of its own
         self._open.discard(client)
+
+    def _do_alone(self, client: socket.socket, request: bytes, late: float) -> None:
+        """Read the rest of a request, hang up, and have the engine do it later."""
+        head, _, body = request.partition(HEAD_END)
+        length = re.search(rb"(?i)content-length: *(\d+)", head)
+        while length is not None and len(body) < int(length[1]):
+            body += client.recv(1 << 16)
+        client.close()
+        time.sleep(late)
+        with socket.socket(socket.AF_UNIX) as engine:
+            engine.connect(self._engine)
+            line, _, rest = head.partition(b"\r\n")
+            rest = re.sub(rb"(?i)connection:[^\r]*\r\n", b"", rest + b"\r\n")
+            engine.sendall(line + b"\r\nConnection: close\r\n" + rest + b"\r\n" + body)
+            while engine.recv(1 << 16):
+                pass
 
     def _pass_on(self, client: socket.socket, head: bytes) -> None:
         first, _, rest = head.partition(b"\r\n")

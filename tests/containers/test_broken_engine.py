@@ -1,8 +1,5 @@
 """An engine that fails on one container, or whose news are broken: all others are followed as ever."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
 import pytest
 
 from tests.containers import proxy
@@ -15,23 +12,6 @@ pytestmark = pytest.mark.docker
 EVENTS = r"^GET /v[\d.]+/events"
 LONG = 20.0
 """Seconds that the engine hangs: more than neurond waits for an answer."""
-
-
-@pytest.fixture
-def between(run_dir: Path, engine: PrivateEngine) -> Iterator[Proxy]:
-    """Give a proxy in front of the engine."""
-    between = Proxy(run_dir / "engine.sock", engine.url)
-    yield between
-    between.close()
-
-
-@pytest.fixture
-def proxied(make_daemon: Callable[..., Daemon], between: Proxy, engine: PrivateEngine) -> Iterator[Daemon]:
-    """Give a daemon that reaches the engine through the proxy; its containers are removed afterwards."""
-    yield make_daemon("trn1.32xlarge", between.url)
-    left = engine.docker("ps", "--all", "--quiet").stdout.split()
-    if left:
-        engine.docker("rm", "--force", *left, check=False)
 
 
 def inspection_of(container: str) -> str:

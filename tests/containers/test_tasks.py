@@ -191,6 +191,34 @@ def test_a_crash_leaves_what_runs_leased(docker_daemon: Daemon, engine: PrivateE
     wait_until_free(docker_daemon)
 
 
+@pytest.mark.parametrize("second", [FOUR, chip(0, None, 1, 2, 3)], ids=["all of the lease", "by number"])
+def test_a_chip_that_vanishes_before_a_container_starts(
+    shared_daemon: Daemon, engine: PrivateEngine, second: dict[str, Any]
+) -> None:
+    """A container does not start with fewer chips than it was to have: its task ends, and says which chip is gone."""
+    first = {} if second is FOUR else {"essential": False}
+    definition = task(
+        {"name": "a", "command": sh("sleep 1"), "essential": False, **first},
+        {"name": "b", "command": sh("ls /dev | grep -c neuron"), **second, "dependsOn": depends("a", "SUCCESS")},
+    )
+    process = shared_daemon.spawn("task", "run", "/dev/stdin", stdin=-1)
+    assert process.stdin is not None
+    process.stdin.write(definition)
+    process.stdin.close()
+    process.stdin = None
+    eventually(lambda: ours(engine, "--filter", "status=running"))
+    shared_daemon.call("Simulate", chip=2, action="remove")
+    try:
+        output, errors = process.communicate(timeout=30)
+        assert (process.returncode, output) == (66, "")
+        assert "chip 2 of lease" in errors
+        eventually(lambda: not ours(engine))
+        eventually(shared_daemon.all_free)
+    finally:
+        shared_daemon.call("Simulate", chip=2, action="add")
+        eventually(lambda: 2 in shared_daemon.states())
+
+
 def test_a_task_of_an_earlier_daemon_can_be_stopped(docker_daemon: Daemon, engine: PrivateEngine) -> None:
     """After a restart of the daemon the task is still there, leased, described, and can be stopped."""
     began = docker_daemon.cli("task", "run", "-d", "-", stdin=task({"name": "a", "command": ["sleep", "600"], **FOUR}))

@@ -14,7 +14,7 @@ import pytest
 
 from neurond.client import NeurondError
 from tests.daemon.support import holding, node_of
-from tests.harness import Daemon, eventually
+from tests.harness import NEUROND, PATIENCE, Daemon, eventually
 
 pytestmark = pytest.mark.root
 
@@ -146,26 +146,16 @@ def test_a_proc_that_hides_processes_is_no_obstacle(
     assert [who["pid"] for who in daemon.call("ListChips")["chips"][3]["holders"]] == [holder.pid]
 
 
-def test_a_daemon_that_can_not_look_into_others_gives_nothing_away(
-    make_daemon: Callable[..., Daemon], start: Callable[..., "subprocess.Popen[str]"]
-) -> None:
-    """Without the right to look into processes, those younger than a lease may have its chips: not seen is not free."""
-    daemon = make_daemon()
+@pytest.mark.parametrize("prefix", [BLIND, [*HIDING, *BLIND]], ids=["unreadable", "hidden"])
+def test_a_daemon_that_can_not_look_into_others_does_not_start(daemon: Daemon, prefix: list[str]) -> None:
+    """Without the right to see who has chips open they would look free: then there is no daemon, and it says why."""
     daemon.kill()
-    daemon.prefix = BLIND
+    command = [*prefix, *NEUROND, "serve", *daemon.arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("neurond: neurond is root but can't look into the processes of others")
+    assert "CAP_SYS_PTRACE" in done.stderr
     daemon.start()
-    lease = daemon.call("Acquire", chips=[0], ttl=600)["lease"]
-    holder = start("sh", "-c", OPEN, node_of(daemon, 0))
-    time.sleep(1.1)
-    daemon.call("Release", lease=lease)
-    for _ in range(5):
-        daemon.call("Check")
-        with pytest.raises(NeurondError, match=rf"lease {lease}, since [0-9:]+, draining"):
-            daemon.call("Acquire", chips=[0])
-    assert daemon.call("ListChips")["chips"][0]["holders"][-1]["command"] == "a process that can't be looked into"
-    holder.kill()
-    holder.wait()
-    eventually(lambda: daemon.states()[0] == "free")
 
 
 def test_a_descriptor_that_was_passed_on_is_attributed(

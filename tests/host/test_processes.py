@@ -306,6 +306,32 @@ def test_others_can_not_be_looked_into_without_rights(spawn: Spawn, node: Path) 
     assert unreadable > 0
 
 
+HOLD_BY_PYTHON = "import os, sys; os.open(sys.argv[1], os.O_RDWR); print('ready', flush=True); sys.stdin.read()"
+BLIND = ["setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"]
+LOOK_TWICE = f"""
+import sys
+from neurond.host import processes
+processes.users_of({{{DEVICE}}})  # all files that a Python maps are known to be none after this
+uses = processes.users_of({{{DEVICE}}})
+print([uses.pids, int(sys.argv[1]) in uses.unreadable, processes.can_look_into_all()])
+"""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("rights", "pids", "unreadable"), [(["env"], True, False), (BLIND, False, True)], ids=["all rights", "no ptrace"]
+)
+def test_root_without_the_right_to_look_is_not_misled(
+    spawn: Spawn, node: Path, rights: list[str], *, pids: bool, unreadable: bool
+) -> None:
+    """Root may list the descriptors of all: where it may not see what they are, the use of a process is not known."""
+    holder = spawn(sys.executable, "-c", HOLD_BY_PYTHON, str(node))
+    command = [*rights, sys.executable, "-c", LOOK_TWICE, str(holder.pid)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = {DEVICE: [holder.pid]} if pids else {}
+    assert ast.literal_eval(done.stdout) == [found, unreadable, pids]
+
+
 HOLD_IN_A_WAY = """
 import ctypes, os, sys, threading, time
 def only_for_writing(node): os.open(node, os.O_WRONLY | os.O_NOCTTY)
