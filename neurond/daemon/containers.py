@@ -232,7 +232,7 @@ class Containers:
             if container.labels.get(labels.LEASE) != lease.id:
                 continue
             found = await look.inspect(container.id)
-            if found is None or not set(chips_in(self.broker.ledger, found)) <= set(lease.chips):
+            if found is None or not set(chips_in(self.broker.ledger, found, self.home)) <= set(lease.chips):
                 continue  # with more chips than were leased it stays a stranger
             if self.broker.ledger.leases.get(lease.id) is not lease:
                 return
@@ -269,7 +269,7 @@ class Containers:
             now_known[known.id] = known
             if self._is_bound(known):
                 continue
-            chips = chips_in(self.broker.ledger, known)
+            chips = chips_in(self.broker.ledger, known, self.home)
             user = User(known.pid, "container", known.name, known.id)
             host = self._host_of(known, chips)
             if host is not None:
@@ -288,7 +288,7 @@ class Containers:
         Such is one that was started with the arguments of `neurond env ID --docker-args`.
         """
         lease = self.broker.ledger.leases.get(container.labels.get(labels.LEASE, ""))
-        if lease is None or isinstance(lease.binding, OnContainers) or container.labels.get(labels.HOME) != self.home:
+        if lease is None or isinstance(lease.binding, OnContainers):
             return None
         return lease if chips and set(chips) <= set(lease.chips) else None
 
@@ -304,7 +304,7 @@ class Containers:
             return known
 
     def _has_chips(self, container: Container) -> bool:
-        return bool(chips_in(self.broker.ledger, container))
+        return bool(chips_in(self.broker.ledger, container, self.home))
 
     def _is_ready(self, container: Container) -> bool:
         launch = self.launches.get(container.labels.get(labels.LEASE, ""))
@@ -499,7 +499,7 @@ def why_over(lease: Lease, found: list[Container | None]) -> str:
     return f"{whose} exited with {ended[-1].exit_code}" if ended else f"{whose} was never started"
 
 
-def chips_in(ledger: Ledger, container: Container) -> list[int]:
+def chips_in(ledger: Ledger, container: Container, home: str) -> list[int]:
     """Return the chips that a container may open: by its device nodes, whatever they are called on the host or in it,
     a directory of them, a rule of its device cgroup, or a CDI name of a lease.
     """  # noqa: D205 - one sentence
@@ -515,7 +515,7 @@ def chips_in(ledger: Ledger, container: Container) -> list[int]:
         lease = ledger.leases.get(lease_id) if kind == cdi.KIND else None
         if lease is not None:
             found |= set(lease.chips)
-        elif kind == cdi.KIND:
+        elif kind == cdi.KIND and container.labels.get(labels.HOME) == home:  # else it is another daemon's lease
             found |= {int(chip) for chip in container.labels.get(labels.CHIPS, "").split(",") if chip.isdecimal()}
     return sorted(found & ledger.chips.keys())
 

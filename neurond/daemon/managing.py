@@ -174,7 +174,7 @@ class Managing:
             raise failed(error) from None
         if found is None or not found.lives:
             raise NoSuchLease(f"no container {request.container!r} runs here")
-        chips = tuple(chips_in(self.broker.ledger, found))
+        chips = tuple(chips_in(self.broker.ledger, found, self.containers.home))
         if not chips:
             raise InvalidRequest(f"container {found.name} was given no chip of this host")
         lease = self.broker.adopt(owner_of(call.peer), ByContainer(found.name, found.id), chips, found.name)

@@ -67,7 +67,7 @@ def test_failed_launch(shared_daemon: Daemon, engine: PrivateEngine, arguments: 
         ("--device /dev/neuron0 IMAGE", "--device"),
         ("--privileged IMAGE", "--privileged"),
         ("--device-cgroup-rule 'c 4:* rwm' IMAGE", "--device-cgroup-rule"),
-        ("--restart always IMAGE", "--restart"),
+        ("--restart sometimes IMAGE", "--restart"),
         ("--runtime neuron IMAGE", "--runtime"),
         ("--rmm IMAGE", "--rmm"),
         ("--volum /a:/b IMAGE", "--volum"),
