@@ -239,7 +239,10 @@ def mount(text: str) -> dict[str, Any]:
     if kind == "tmpfs":
         made["TmpfsOptions"] = {"SizeBytes": size("mount tmpfs-size", given.pop("tmpfs-size", None))}
         if "tmpfs-mode" in given:
-            made["TmpfsOptions"]["Mode"] = int(given.pop("tmpfs-mode"), 8)
+            mode = given.pop("tmpfs-mode")
+            if not re.fullmatch("[0-7]{1,5}", mode, re.ASCII):
+                raise SpecError(f"--mount {text}: tmpfs-mode is a mode in octal, as in 1777")
+            made["TmpfsOptions"]["Mode"] = int(mode, 8)
     if kind == "volume" and given.pop("volume-nocopy", "false") in {"true", "1"}:
         made["VolumeOptions"] = {"NoCopy": True}
     if kind not in {"bind", "volume", "tmpfs"} or not made["Target"].startswith("/") or given:
@@ -253,10 +256,9 @@ def mount(text: str) -> dict[str, Any]:
 def _cpus(text: str | None) -> int:
     if text is None:
         return 0
-    try:
-        return int(float(text) * SECOND)
-    except ValueError:
-        raise SpecError(f"--cpus {text}: a number of processors, as in 1.5") from None
+    if not re.fullmatch(r"\d{1,6}(\.\d{0,9})?|\.\d{1,9}", text, re.ASCII):
+        raise SpecError(f"--cpus {text}: a number of processors, as in 1.5")
+    return int(float(text) * SECOND)
 
 
 def _health(health: Health) -> dict[str, Any]:

@@ -76,7 +76,7 @@ REFUSED = {
     "--gpus": "these are NVIDIA's; Neuron chips are asked for with -n, --chips or --all",
     "--runtime": "neurond maps the nodes itself, and AWS's runtime neuron would map chips that no lease knows of",
     "--device-cgroup-rule": "it would open devices beyond the lease",
-    "--tty": "a container that the daemon launches has no terminal: neurond docker run -it has one",
+    "-t --tty": "a container that the daemon launches has no terminal: neurond docker run -it has one",
 }
 """Options that people know from docker and that are not there, with the reason."""
 
@@ -92,8 +92,8 @@ def run_parser() -> Parser:
     add_chips(parser, required=False)
     for option in OPTIONS:
         _add(parser, option)
-    for name, why in REFUSED.items():
-        parser.refuse(name, why)
+    for names, why in REFUSED.items():
+        parser.refuse(names, why)
     parser.add_argument(
         "image", nargs=argparse.REMAINDER, metavar="IMAGE [CMD ...]", help="the image, and the command with arguments"
     )
@@ -114,3 +114,16 @@ def _add(parser: Parser, option: Option) -> None:
     else:
         kind = int if option.kind == NUMBER else str
         parser.add_argument(*names, dest=dest, type=kind, metavar=metavar, help=option.help)
+
+
+def table() -> str:
+    """Return, as Markdown, the options of `container run`, and what is refused and why."""
+    lines = ["| option | what it does |", "|---|---|"]
+    for option in OPTIONS:
+        *short, long = option.names.split()
+        value = f" {option.metavar or long[2:].upper()}" if option.kind != FLAG else ""
+        names = " ".join([*(f"`{name}`" for name in short), f"`{long}{value}`"]).replace("|", "\\|")
+        lines.append(f"| {names} | {option.help}{'; may be repeated' if option.kind == MANY else ''} |")
+    for names, why in REFUSED.items():
+        lines.append(f"| {' '.join(f'`{name}`' for name in names.split())} | refused: {why} |")
+    return "\n".join(lines) + "\n"

@@ -37,6 +37,7 @@ CHECKED_LISTS = {
     "mounts": "mount",
     "volumes": "volume",
 }
+ALWAYS = {"always", "unless-stopped"}
 CHECKED_TEXTS = {"gpus": "gpus", "restart": "restart", "runtime": "runtime"}
 """What the daemon looks at before it leases, and docker's names for it."""
 OWN_LABELS = "io.neurond."
@@ -81,6 +82,9 @@ def launch(program: list[str], verb: str, words: Sequence[str]) -> int:
     if options.count == 0:
         return become_docker([*program, *passed_on])
     warn_of_permissions(line.devices)
+    always = line.last("restart") in ALWAYS
+    if always and not all(device.plain for device in line.devices):
+        raise Exit(USAGE, cannot_be_named(line, "with a path or permissions of its own a chip"))
     find_program("docker")
     with Client() as client:
         check = to_check(line, options, variables)
@@ -89,11 +93,21 @@ def launch(program: list[str], verb: str, words: Sequence[str]) -> int:
             client.call("CheckContainer", **check)  # once more, with what the image sets
         name = line.last("name") or base_name(line.image)
         lease = acquire_with(client, options, pid=0, name=lease_name(name), env=True, container=verb)
+        if always and not lease.get("cdi"):  # names were to be had when it was checked
+            raise Exit(FAILED_BEFORE_START, cannot_be_named(line, "at the moment the lease"))
         own_cores = [value for name, _, value in (text.partition("=") for text in variables) if name == VISIBLE_CORES]
         for wanted in own_cores[-1:]:
             check_cores(wanted, leased_cores(lease["env"]), local=True)
         numbering = "none" if own_cores else options.core_numbering
         return become_docker([*program, *arguments_for(lease, line.devices, numbering), *passed_on])
+
+
+def cannot_be_named(line: CommandLine, what: str) -> str:
+    """Say why a policy is refused by which docker starts a container whoever has its chips by then."""
+    return (
+        f"--restart {line.last('restart')}: {what} can't be given by name, so docker could not be kept from starting "
+        "the container after its chips went to somebody else: use on-failure[:TIMES]"
+    )
 
 
 def pull(program: list[str], line: CommandLine) -> None:
@@ -218,7 +232,7 @@ def mount(text: str) -> str:
     parts = [part.partition("=") for part in text.split(",")]
     sources = {"source", "src"}
     return ",".join(
-        name + equals + (os.path.abspath(value) if name in sources and value.startswith(".") else value)
+        name + equals + (os.path.abspath(value) if name.lower() in sources and value.startswith(".") else value)
         for name, equals, value in parts
     )
 

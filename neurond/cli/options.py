@@ -40,9 +40,9 @@ class Parser(argparse.ArgumentParser):
         if host:
             self.add_argument("-H", "--host", metavar="ADDRESS", help="address of the daemon (default: $NEUROND_HOST)")
 
-    def refuse(self, name: str, why: str) -> None:
-        """Have an option that people know from elsewhere refused by its name, with the reason."""
-        self.add_argument(name, nargs="?", action=_Refused, help=SUPPRESS, metavar=why)
+    def refuse(self, names: str, why: str) -> None:
+        """Have an option that people know from elsewhere refused by its names (`-t --tty`), with the reason."""
+        self.add_argument(*names.split(), nargs="?", action=_Refused, help=SUPPRESS, metavar=why)
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong with the command line, and where to look when an option is not ours."""
@@ -94,7 +94,7 @@ class _Refused(argparse.Action):
     """An option that only says why it is not there."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        parser.error(f"{self.option_strings[0]}: {self.metavar}")
+        parser.error(f"{'/'.join(self.option_strings)}: {self.metavar}")
 
 
 def add_chips(parser: argparse.ArgumentParser, *wait_names: str, required: bool = True) -> None:

@@ -118,6 +118,7 @@ class Broker:
         self._ttls: dict[str, float] = {}
         self._foreign_processes: dict[int, tuple[User, ...]] = {}
         self._foreign_containers: dict[int, tuple[User, ...]] = {}
+        self._guests: dict[str, tuple[User, ...]] = {}
         self._draining_since: dict[str, float] = {}
         self._just_draining: set[str] = set()
         self._closed_once: set[str] = set()
@@ -170,7 +171,10 @@ class Broker:
         for lease in [lease for lease in self.ledger.leases.values() if lease.state in {"draining", "stuck"}]:
             if self._draining_since[lease.id] >= found.began or found.missed & mask_of(lease.chips):
                 continue  # this look is too old to tell, and the next one is due
-            users = tuple(dict.fromkeys([*mine.get(lease.id, ()), *self._hidden(lease, found)]))
+            here = [*mine.get(lease.id, ()), *self._hidden(lease, found)]
+            seen_in = {user.container for user in here}
+            here += [guest for guest in self._guests.get(lease.id, ()) if guest.container not in seen_in]
+            users = tuple(dict.fromkeys(here))
             self._left_over[lease.id] = users
             if not users and lease.id in self._closed_once:
                 self.end(lease.id, "no process has its chips open")
@@ -189,10 +193,12 @@ class Broker:
         """Return the processes that still have chips of a draining lease open, as of the last look."""
         return self._left_over.get(lease_id, ())
 
-    def take_containers(self, foreign: dict[int, tuple[User, ...]]) -> None:
-        """Take in which containers were given chips that they have no lease for."""
-        self._foreign_containers = foreign
+    def take_containers(self, foreign: dict[int, tuple[User, ...]], guests: dict[str, tuple[User, ...]]) -> None:
+        """Take in which containers have chips without a lease, and which by right of one (`guests`, by its id)."""
+        self._foreign_containers, self._guests = foreign, guests
         self._note_foreign()
+        if self._draining_since:
+            self.usage.soon()
 
     def _note_foreign(self) -> None:
         both: dict[int, tuple[User, ...]] = {}
@@ -242,7 +248,11 @@ class Broker:
         An open is only seen on the nodes that are watched: not in a container, nor on a node made by hand. A lease that
         lasted long enough for such a thing is worth a look through /proc; inotify's word is for the shortest only.
         """
-        if isinstance(lease.binding, OnContainers) or processes.boottime() - lease.up >= SHORT_LEASE:
+        if (
+            isinstance(lease.binding, OnContainers)
+            or lease.id in self._guests
+            or processes.boottime() - lease.up >= SHORT_LEASE
+        ):
             return True
         return bool(self.usage.opens.look() & mask_of(lease.chips))
 

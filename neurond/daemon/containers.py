@@ -22,7 +22,7 @@ from neurond.daemon.threads import in_thread
 from neurond.host import cdi, processes
 from neurond.host.docker import Container, Engine, EngineError
 from neurond.ledger.chips import User
-from neurond.ledger.errors import Refused
+from neurond.ledger.errors import NoCapacity, Refused
 from neurond.ledger.leases import Binding, ByContainer, ByProcess, ByTask, Lease, OnContainers, Owner
 from neurond.ledger.ledger import Ledger
 from neurond.ledger.words import ranges
@@ -37,6 +37,8 @@ START_GRACE = 5.0
 CONFLICT_GRACE = 10
 ALWAYS = {"always", "unless-stopped"}
 """Restart policies by which an engine starts a container also when it starts itself."""
+RESTART_GRACE = 2.0
+"""Seconds that a docker restart may take from the end of a container to its start."""
 ALWAYS_GRACE = 4.0
 """Seconds that an engine may take from stopping its containers to being gone."""
 
@@ -68,11 +70,15 @@ class Containers:
         self._stop_conflicts = stop_conflicts
         self._exits: dict[str, asyncio.Future[int | None]] = {}
         self._known: dict[str, Container] = {}
+        self._stopping: dict[str, asyncio.Task[None]] = {}
         self._removing: dict[str, asyncio.Task[None]] = {}
         self._reachable = True
         self._knows_engine = False
+        self._may_be_restarted: dict[str, bool] = {}
+        """Containers that were sent a signal: whether that may be the first half of a docker restart."""
         self._gone_since: dict[str, float] = {}
         """Leases whose container has ended, but may come back, with the time of that by the loop's clock."""
+        self._waits: dict[str, asyncio.Task[None]] = {}
         self._looking = asyncio.Lock()
         self._again = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -89,6 +95,11 @@ class Containers:
         future = self._exits.setdefault(container_id, self._loop.create_future())
         self._again.set()
         return await asyncio.shield(future)
+
+    async def stop(self, container_id: str, grace: int | None) -> None:
+        """Stop a container for good, its own grace for None: it is not expected back. Raises EngineError."""
+        self._may_be_restarted[container_id] = False
+        await in_thread(self.engine.stop, container_id, grace)
 
     async def mine(self) -> list[Container]:
         """Return all containers of this daemon, whatever their state. Raises EngineError."""
@@ -143,6 +154,8 @@ class Containers:
             mine = await self.mine()
             look = Look(self.engine)
             leases = [lease for lease in self.broker.ledger.leases.values() if self._is_settled(lease)]
+            bound = {one for lease in self.broker.ledger.leases.values() for one in container_ids(lease.binding)}
+            self._may_be_restarted = {one: may for one, may in self._may_be_restarted.items() if one in bound}
             tasks = [self._compare(lease, look) for lease in leases if isinstance(lease.binding, OnContainers)]
             tasks += [self._hand_over(lease, mine, look) for lease in leases if is_handed_over_next(lease)]
             tasks += [self._tell_exit(container_id, look) for container_id in tuple(self._exits)]
@@ -178,20 +191,32 @@ class Containers:
             self.broker.binding_ended(lease.id, why_over(lease, found))
 
     def _may_come_back(self, lease: Lease, found: list[Container | None]) -> bool:
-        """Tell whether an engine that is just being stopped may have ended a container, to start it again later.
+        """Tell whether a container that has ended may be started again at once, and keeps its lease for that moment.
 
-        Only where its name as a device will let it: with policy always, such a container keeps its lease for a moment,
-        and if the engine goes away within that, until the engine is back.
+        By `docker restart`, if it was sent a signal. Or by an engine that is just being stopped, when it is started
+        again, but only where its name as a device will let it: with policy always; if the engine goes away within the
+        moment, the lease goes on until the engine is back.
         """
-        if not any(container is not None and container.restart in ALWAYS for container in found):
-            self._gone_since.pop(lease.id, None)
-            return False
+        there = [container for container in found if container is not None]
+        grace = RESTART_GRACE if any(self._may_be_restarted.get(container.id) for container in there) else 0
+        if any(container.restart in ALWAYS for container in there):
+            grace = ALWAYS_GRACE
         since = self._gone_since.setdefault(lease.id, self._loop.time())
-        if self._loop.time() - since > ALWAYS_GRACE:
+        if self._loop.time() - since >= grace:
             del self._gone_since[lease.id]
             return False
-        self._loop.call_later(1, self._again.set)
+        if lease.id not in self._waits:
+            self._waits[lease.id] = self._loop.create_task(self._compare_later(lease.id, grace))
         return True
+
+    async def _compare_later(self, lease_id: str, after: float) -> None:
+        """Compare one lease again, also while a look is held up by another's container."""
+        await asyncio.sleep(after)
+        del self._waits[lease_id]
+        lease = self.broker.ledger.leases.get(lease_id)
+        if lease is not None:
+            with suppress(EngineError):  # the next look will tell
+                await self._compare(lease, Look(self.engine))
 
     async def _found(self, lease: Lease, name: str, known_id: str, look: "Look") -> Container | None:
         found = await look.inspect(known_id or container_name(lease, name))
@@ -236,6 +261,7 @@ class Containers:
         running = await in_thread(self.engine.running)
         now_known: dict[str, Container] = {}
         strangers: dict[int, tuple[User, ...]] = {}
+        guests: dict[str, tuple[User, ...]] = {}
         conflicts: dict[str, str] = {}
         for known in await asyncio.gather(*(self._as_it_is(listed, look) for listed in running)):
             if known is None or not known.lives or not self._is_ready(known):
@@ -244,13 +270,27 @@ class Containers:
             if self._is_bound(known):
                 continue
             chips = chips_in(self.broker.ledger, known)
-            if chips and self.is_our_own(known) and not self._lease_again(known, chips):
-                conflicts[known.id] = await self._conflict(known, chips)
             user = User(known.pid, "container", known.name, known.id)
+            host = self._host_of(known, chips)
+            if host is not None:
+                guests[host.id] = (*guests.get(host.id, ()), user)
+                continue
+            if chips and self.is_our_own(known) and not self._lease_again(known, chips):
+                conflicts[known.id] = self._conflict(known, chips)
             for index in () if self._is_bound(known) else chips:
                 strangers[index] = (*strangers.get(index, ()), user)
         self._known, self.conflicts = now_known, conflicts
-        self.broker.take_containers(strangers)
+        self.broker.take_containers(strangers, guests)
+
+    def _host_of(self, container: Container, chips: list[int]) -> Lease | None:
+        """Return the lease by right of which a container has its chips, though that is bound to something else.
+
+        Such is one that was started with the arguments of `neurond env ID --docker-args`.
+        """
+        lease = self.broker.ledger.leases.get(container.labels.get(labels.LEASE, ""))
+        if lease is None or isinstance(lease.binding, OnContainers) or container.labels.get(labels.HOME) != self.home:
+            return None
+        return lease if chips and set(chips) <= set(lease.chips) else None
 
     async def _as_it_is(self, listed: Container, look: "Look") -> Container | None:
         """Return a container that runs; where the engine fails on it, what was known of it counts."""
@@ -286,17 +326,20 @@ class Containers:
 
     def _lease_again(self, container: Container, chips: list[int]) -> bool:
         """Lease the chips of a container that was started again; False if somebody else has one of them."""
-        uid = container.labels.get(labels.OWNER, "")
-        owner = Owner(int(uid), processes.user_name(int(uid))) if uid.isdecimal() else Owner(0, "root")
+        uid = labels.uid_of(container.labels) or 0
+        owner = Owner(uid, processes.user_name(uid))
         binding = ByContainer(container.name, container.id)
         try:
             lease = self.broker.adopt(owner, binding, tuple(chips), container.name)
-        except Refused:
+        except NoCapacity:
             return False
+        except Refused as error:  # nothing can be recorded now: that is no conflict, and the next look tries again
+            log.info("container.not_leased_again", container=container.name, reason=str(error))
+            return True
         log.info("container.leased_again", container=container.name, lease=lease.id, chips=chips)
         return True
 
-    async def _conflict(self, container: Container, chips: list[int]) -> str:
+    def _conflict(self, container: Container, chips: list[int]) -> str:
         """Say that a container runs on chips of others, and stop it if that is wanted."""
         holders = {self.broker.ledger.holder_of(index) for index in chips}
         whose = ", ".join(f"{lease.id} ({lease.owner.name})" for lease in holders if lease is not None) or "nobody"
@@ -304,10 +347,19 @@ class Containers:
         if container.id not in self.conflicts:
             follows = "stopping it" if self._stop_conflicts else "it is named in neurond ls and check; stop it"
             log.warning("container.conflict", container=container.name, chips=chips, leases=whose, follows=follows)
-        if self._stop_conflicts:
-            with suppress(EngineError):
-                await in_thread(self.engine.stop, container.id, CONFLICT_GRACE)
+        if self._stop_conflicts and container.id not in self._stopping:
+            self._stopping[container.id] = self._loop.create_task(self._stop(container))
         return sentence
+
+    async def _stop(self, container: Container) -> None:
+        """Stop a container. No look waits for that, as its grace may be long."""
+        try:
+            await self.stop(container.id, CONFLICT_GRACE)
+        except EngineError as error:
+            log.warning("container.not_stopped", container=container.name, error=str(error), follows="trying again")
+        finally:
+            del self._stopping[container.id]
+            self._again.set()
 
     async def _tidy(self, container: Container) -> None:
         """Have removed what nobody will miss: a container never started, or one that was to be removed when it ends.
@@ -363,12 +415,20 @@ class Containers:
             except Exception:  # the stream was cut in the middle of a message, or holds what docker-py can't read
                 log.exception("engine.events_failed", follows="looking every so often, and listening again")
             self._knows_engine = False  # it may be another one when it is back
-            self._news()  # the stream has ended: whatever happened meanwhile was missed
+            self._news("", "")  # the stream has ended: whatever happened meanwhile was missed
             time.sleep(RECONNECT)
 
-    def _news(self) -> None:
+    def _news(self, action: str, container_id: str) -> None:
         with suppress(RuntimeError):  # the loop is closed: neurond stops
-            self._loop.call_soon_threadsafe(self._again.set)
+            self._loop.call_soon_threadsafe(self._take_news, action, container_id)
+
+    def _take_news(self, action: str, container_id: str) -> None:
+        if action == "kill":
+            self._may_be_restarted.setdefault(container_id, True)
+            return  # whether it has ended by that, other news will tell
+        if action == "start":
+            self._may_be_restarted.pop(container_id, None)
+        self._again.set()
 
 
 class Look:
@@ -467,7 +527,8 @@ def allows(rule: str, device: tuple[int, int]) -> bool:
     if kind == "a":
         return True
     major, _, minor = numbers.partition(":")
-    matches = major in {"*", str(device[0])} and minor in {"*", str(device[1])}
+    said = zip((major, minor), device, strict=True)
+    matches = all(text == "*" or text.lstrip("0") == str(number).lstrip("0") for text, number in said)  # 004 is 4
     return kind == "c" and matches and bool({"r", "w"} & set(rights))
 
 

@@ -29,6 +29,7 @@ class Fence:
         self._file = file
         self._named: dict[str, list[Node]] | None = None
         self._failed = False
+        self._stale = False
         self.is_on = file is not None and file.exists()
 
     def found(self, directories: list[str]) -> None:
@@ -42,6 +43,8 @@ class Fence:
         if on and self._file is not None and (rival := self._file.rival()):
             log.error("cdi.conflict", file=str(rival), follows=f"it gives names of {KIND} too: remove it")
             self.is_on = False
+        if not self.is_on and not self._failed:
+            self._take_back()
 
     def name_of(self, lease: Lease) -> str | None:
         """Return the name of a lease as a device; None where the engine knows no such names."""
@@ -75,7 +78,7 @@ class Fence:
         if self._file is None or not (self.is_on or self._failed):
             return
         names = self.names()
-        if names == self._named:
+        if names == self._named and not self._failed:
             return
         try:
             self._file.write(names)
@@ -86,11 +89,27 @@ class Fence:
                     "cdi.failed", file=str(self._file.path), error=why, follows="giving plain devices meanwhile"
                 )
             self.is_on, self._failed = False, True
+            if self._named is None or any(names.get(name) != nodes for name, nodes in self._named.items()):
+                self._take_back()
         else:
-            self._named = names
+            self._named, self._stale = names, False
             if self._failed:
                 log.info("cdi.recovered", file=str(self._file.path))
                 self.is_on, self._failed = True, False
+
+    def _take_back(self) -> None:
+        """Remove all names: a lease that lives can do without its own, but one that has ended must not have any."""
+        if self._file is None:
+            return
+        try:
+            self._file.remove()
+        except OSError as error:
+            if not self._stale:
+                follows = "Docker may start containers on the chips of leases that have ended: remove the file"
+                log.warning("cdi.not_removed", file=str(self._file.path), error=error.strerror, follows=follows)
+            self._named, self._stale = None, True
+        else:
+            self._named, self._stale = {}, False
 
 
 def same(directory: str, other: Path) -> bool:

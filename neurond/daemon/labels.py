@@ -1,5 +1,8 @@
 """The labels that make a container ours. They tell what to look at, and prove nothing: `docker commit` copies them."""
 
+import re
+from collections.abc import Mapping
+
 from neurond.ledger.leases import Lease
 
 LEASE = "io.neurond.lease"
@@ -12,6 +15,16 @@ PREFIX = "io.neurond."
 
 
 def labels_of(home: str, lease: Lease) -> dict[str, str]:
-    """Return the labels of every container that is started on the chips of a lease."""
+    """Return the labels of every container that is started on the chips of a lease.
+
+    Those that not every container has are there as well, as an image may have them from the one that it was made of.
+    """
     chips = ",".join(map(str, lease.chips))
-    return {LEASE: lease.id, HOME: home, OWNER: str(lease.owner.uid), CHIPS: chips}
+    others = dict.fromkeys((NAME, REMOVE, TASK, TASK_CONTAINER), "")
+    return {LEASE: lease.id, HOME: home, OWNER: str(lease.owner.uid), CHIPS: chips, **others}
+
+
+def uid_of(labels: Mapping[str, str]) -> int | None:
+    """Return the uid of a container's owner; None if its label has none."""
+    text = labels.get(OWNER, "")
+    return int(text) if re.fullmatch("[0-9]{1,10}", text) else None

@@ -20,7 +20,7 @@ from neurond.daemon.broker import Broker, Waiter, Wish
 from neurond.daemon.containers import ALWAYS, Containers, Launch, container_name
 from neurond.daemon.fence import Fence
 from neurond.daemon.points import reach
-from neurond.daemon.requests import Requests, checked_name, owner_of, seconds, want_of
+from neurond.daemon.requests import GONE, Requests, checked_name, owner_of, seconds, want_of
 from neurond.daemon.server import Call, Handler
 from neurond.daemon.threads import in_thread
 from neurond.daemon.vetting import VISIBLE_CORES, contradicts, environment_of, vet
@@ -77,6 +77,8 @@ class Launching:
         if request.inside and not want.chips:
             raise InvalidRequest("another path inside can only be given to a chip that is asked for by its number")
         self.vet(request, check)
+        if request.inside:
+            _refuse_always(request, "a chip has another path inside")
         self.broker.ledger.check(want)
         try:
             image_env = await self.have_image(call, request, request.pull or "missing")
@@ -110,6 +112,8 @@ class Launching:
         for volume in options.volumes or ():
             if not volume:
                 raise InvalidRequest("-v '': a volume is SOURCE:PATH[:ro]")
+        if options.efa:
+            _efa_nodes()
         try:
             create_body(options)
         except SpecError as error:
@@ -167,11 +171,19 @@ class Launching:
         self.containers.launches[lease.id] = Launch()
         try:
             if reason is not None:
-                call.on_gone = lambda: self.broker.leave(lease.id, waiter, "the client went away while it waited")
+
+                def gone() -> None:
+                    self.broker.leave(lease.id, waiter, GONE)
+                    settle(NoSuchLease(GONE))
+
+                call.on_gone = gone
                 tell_status(call, f"waiting: {reason}")
                 lease = await granted
                 call.on_gone = None
             await self.broker.recording.recorded(lease.id)
+            if _is_gone(call):  # nobody could stop what it would start
+                self.broker.end(lease.id, GONE)
+                raise NoSuchLease(GONE)
         except BaseException:
             del self.containers.launches[lease.id]
             raise
@@ -206,6 +218,8 @@ class Launching:
             _add_efa(made)
         plain = any(device.path != f"/dev/neuron{index}" for device, index in zip(chips, lease.chips, strict=False))
         cdi = self.fence.name_of(lease) if chips and not plain and len(chips) == len(lease.chips) else None
+        if chips and cdi is None:
+            _refuse_always(options, "its chips can't be given by the name of their lease")
         body = create_body(
             made, () if cdi else chips, [cdi] if cdi else (), [f"{key}={value}" for key, value in env.items()]
         )
@@ -310,6 +324,20 @@ class Launching:
             self.broker.end(lease.id, reason)
 
 
+def _is_gone(call: Call) -> bool:
+    """Tell whether the client is gone by now, whatever was true before."""
+    return call.connection.gone
+
+
+def _refuse_always(options: Options, why: str) -> None:
+    """Raise InvalidRequest for a policy by which the engine would start a container whoever has its chips by then."""
+    if restart_policy(options.restart or "no")["Name"] in ALWAYS:
+        raise InvalidRequest(
+            f"--restart {options.restart}: {why}, so Docker could not be kept from starting the container after its "
+            "chips went to somebody else: use on-failure[:TIMES]"
+        )
+
+
 def check_of(options: Options, wish: wire.ContainerRun | wire.ContainerCheck) -> wire.ContainerCheck:
     """Return what matters of the options of a container, and of how chips are asked for."""
     return wire.ContainerCheck(
@@ -327,12 +355,17 @@ def check_of(options: Options, wish: wire.ContainerRun | wire.ContainerCheck) ->
     )
 
 
-def _add_efa(options: Options) -> None:
-    """Add what the Elastic Fabric Adapter takes, but for what the user set himself."""
+def _efa_nodes() -> list[str]:
+    """Return the nodes of the Elastic Fabric Adapter. Raises InvalidRequest if there are none."""
     nodes = sorted(str(path) for path in Path(EFA_DEVICES).parent.glob(Path(EFA_DEVICES).name + "*"))
     if not nodes:
         raise InvalidRequest(f"--efa: this host has no {EFA_DEVICES}*: is the EFA driver loaded?")
-    options.devices = [*(options.devices or ()), *nodes]
+    return nodes
+
+
+def _add_efa(options: Options) -> None:
+    """Add what the Elastic Fabric Adapter takes, but for what the user set himself."""
+    options.devices = [*(options.devices or ()), *_efa_nodes()]
     options.cap_add = [*(options.cap_add or ()), EFA_CAPABILITY]
     if not any(text.startswith("memlock=") for text in options.ulimits or ()):
         options.ulimits = [*(options.ulimits or ()), EFA_ULIMIT]

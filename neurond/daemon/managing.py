@@ -63,11 +63,11 @@ class Managing:
     async def _view(self, container: Container) -> wire.ContainerView:
         lease = self._lease_of(container)
         found = None
-        task = container.labels.get(labels.TASK)
+        task = container.labels.get(labels.TASK) or None
         if container.status == "exited" or task is not None:
             with suppress(EngineError):  # one that can't be inspected is listed without its exit code
                 found = await in_thread(self.engine.inspect, container.id)
-        owner = container.labels.get(labels.OWNER, "")
+        owner = labels.uid_of(container.labels)
         return wire.ContainerView(
             container.name,
             container.id,
@@ -76,11 +76,11 @@ class Managing:
             found.exit_code if found and not found.lives else None,
             lease.id if lease else None,
             _chips_of(container, lease),
-            processes.user_name(int(owner)) if owner.isdecimal() else None,
+            processes.user_name(owner) if owner is not None else None,
             (found.health or None) if found else None,
             task,
             container.labels[labels.LEASE] if task is not None else None,
-            container.labels.get(labels.TASK_CONTAINER),
+            container.labels.get(labels.TASK_CONTAINER) or None,
         )
 
     def _lease_of(self, container: Container) -> Lease | None:
@@ -104,7 +104,7 @@ class Managing:
         grace = None if request.timeout is None else int(seconds("timeout", request.timeout))
         try:
             container = await self._find(call.peer, request.container)
-            await in_thread(self.engine.stop, container.id, grace)
+            await self.containers.stop(container.id, grace)
             reach("container.stopped")
         except EngineError as error:
             raise failed(error) from None
@@ -137,6 +137,9 @@ class Managing:
                 stdin = await in_thread(self.engine.input, container.id)
             except EngineError as error:
                 raise failed(error) from None
+            if call.connection.gone:
+                stdin.close()  # which ends the input
+                raise NoSuchLease("the client went away")
             known = self._inputs[request.container] = Input(call.connection, stdin)
         try:
             await in_thread(known.stdin.sendall, data)
@@ -153,7 +156,9 @@ class Managing:
             self._close_input(container)
 
     def _close_input(self, container: str) -> None:
-        known = self._inputs.pop(container)
+        known = self._inputs.pop(container, None)
+        if known is None:
+            return
         with suppress(OSError):
             known.stdin.shutdown(socket.SHUT_WR)
         known.stdin.close()
@@ -194,7 +199,7 @@ class Managing:
         if len(found) != 1:
             what = "no container" if not found else f"{len(found)} containers"
             raise NoSuchLease(f"{what} {wanted!r} launched by neurond (neurond container ls lists them)")
-        if peer.uid != 0 and found[0].labels.get(labels.OWNER) != str(peer.uid):
+        if peer.uid != 0 and labels.uid_of(found[0].labels) != peer.uid:
             raise NotAllowed(f"container {found[0].name} was launched by somebody else: only its owner or root may")
         return found[0]
 

@@ -143,8 +143,7 @@ def _running(engine: Engine, home: str) -> Iterator[Container]:
 
 
 def _lease_of(container: Container, chips: tuple[int, ...], now: float) -> Lease:
-    label = container.labels.get(labels.OWNER, "")
-    uid = int(label) if label.isdigit() else 0
+    uid = labels.uid_of(container.labels) or 0
     return Lease(
         container.labels[labels.LEASE],
         "active",

@@ -22,7 +22,7 @@ from neurond.daemon.requests import Requests, checked_name, seconds, want_of
 from neurond.daemon.server import Call, Handler
 from neurond.daemon.threads import in_thread
 from neurond.host.docker import EngineError, Output
-from neurond.ledger.errors import InvalidRequest, NoSuchLease, NotAllowed, Refused
+from neurond.ledger.errors import InvalidRequest, NoSuchLease, NotAllowed
 from neurond.ledger.leases import ByTask, Lease
 from neurond.spec import Device
 
@@ -145,7 +145,7 @@ class Tasks:
         else:
             living = [one for _, one in lease.binding.containers if one]
             try:
-                await asyncio.gather(*(in_thread(self.engine.stop, one, None) for one in living))
+                await asyncio.gather(*(self.containers.stop(one, None) for one in living))
             except EngineError as error:
                 raise failed(error) from None
         self.containers.look_soon()
@@ -170,9 +170,11 @@ class Tasks:
             if problem is not None:
                 raise problem
             await self._end(task, workers)
-        except (EngineError, Refused) as error:
+        except Exception as error:  # of whatever kind: no container runs on when nobody follows the task any more
             await self._give_up(task, workers, error)
-            raise failed(error) if isinstance(error, EngineError) else error from None
+            if isinstance(error, EngineError):
+                raise failed(error) from None
+            raise
         finally:
             stopping.cancel()
             for part in task.parts.values():
@@ -262,7 +264,7 @@ class Tasks:
 
     async def _stop_one(self, part: Part) -> None:
         with suppress(EngineError):  # it goes on, and keeps the lease: the next look at the containers will tell
-            await in_thread(self.engine.stop, part.id, None)
+            await self.containers.stop(part.id, None)
 
     async def _give_up(self, task: Task, workers: "list[asyncio.Task[None]]", error: Exception) -> None:
         """Take back what a task that can't run has made."""

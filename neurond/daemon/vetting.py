@@ -11,6 +11,7 @@ from typing import TypeVar
 from neurond import wire
 from neurond.daemon import labels, views
 from neurond.daemon.containers import allows
+from neurond.host.cdi import KIND
 from neurond.ledger.chips import Chip
 from neurond.ledger.cores import BadCoreList, contradiction, parse_cores
 from neurond.ledger.errors import InvalidRequest
@@ -20,7 +21,7 @@ from neurond.spec import SpecError, device
 T = TypeVar("T")
 
 VISIBLE_CORES, NUM_CORES, HOOK = "NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES", "AWS_NEURON_VISIBLE_DEVICES"
-MOUNTED = re.compile(r"(?:^|,)\"?(?:source|src|volume-opt=device)=([^,\"]*)")
+MOUNTED = re.compile(r"(?:^|,)\"?(?:source|src|volume-opt=device)=([^,\"]*)", re.IGNORECASE)
 """What a --mount takes from the host, whatever its other options are."""
 ALL_OR_NOTHING = "lease all chips with it (--all), or leave it out"
 
@@ -80,6 +81,8 @@ def _vet_access(check: wire.ContainerCheck, ledger: Ledger) -> None:
             raise InvalidRequest(f"--device-cgroup-rule {rule!r} opens chips beyond the lease: {ALL_OR_NOTHING}")
     asked = set(check.chips or ())
     for text in check.devices or ():
+        if text.startswith(f"{KIND}="):
+            raise InvalidRequest(f"--device {text} gives the chips of that lease: docker itself takes it, without -n")
         node = _read(device, text).node
         beyond = sorted(chip.index for chip in chips if _reaches(node, chip) and chip.index not in asked)
         if beyond:

@@ -40,13 +40,18 @@ class CdiFile:
     def write(self, names: Mapping[str, Sequence[Node]]) -> None:
         """Replace all names in one step; with none of them there is no file. Raises OSError."""
         if not names:
-            self.path.unlink(missing_ok=True)
+            self.remove()
             return
         content = describe(names)
         self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         draft = self.path.with_suffix(".new")
         draft.write_text(json.dumps(content))
         os.replace(draft, self.path)  # noqa: PTH105 - as everywhere for a rename that must not be half done
+
+    def remove(self) -> None:
+        """Take all names away; a file that is gone already is done. Raises OSError."""
+        with suppress(FileNotFoundError, NotADirectoryError):
+            self.path.unlink()
 
 
 def describe(names: Mapping[str, Sequence[Node]]) -> dict[str, object]:

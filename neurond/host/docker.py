@@ -7,7 +7,6 @@ import errno
 import os
 import socket
 import struct
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -95,7 +94,6 @@ class Engine:
     def __init__(self, url: str = DEFAULT_URL) -> None:
         self.url = url
         self._clients: dict[int, docker.APIClient] = {}
-        self._lock = threading.Lock()
 
     def version(self) -> str:
         """Return the engine's version, as in "20.10.24". Raises EngineUnreachable."""
@@ -237,11 +235,14 @@ class Engine:
             if error.status not in {NOT_FOUND, CONFLICT}:
                 raise
 
-    def events(self, tell: Callable[[], None]) -> None:
-        """Call `tell` whenever something happens to a container, until the stream ends. Raises EngineError."""
-        wanted = {"type": "container", "event": ["start", "die", "destroy", "pause", "unpause", "rename", "update"]}
-        for _ in self._ask(lambda api: api.events(filters=wanted, decode=True)):
-            tell()
+    def events(self, tell: Callable[[str, str], None]) -> None:
+        """Call `tell` with action and id whenever something happens to a container, until the stream ends.
+
+        One that was sent a signal has a "kill" before its "die". Raises EngineError.
+        """
+        actions = ["start", "kill", "die", "destroy", "pause", "unpause", "rename", "update"]
+        for event in self._ask(lambda api: api.events(filters={"type": "container", "event": actions}, decode=True)):
+            tell(event["Action"], event["Actor"]["ID"])
 
     # -- the door ---------------------------------------------------------------------------------------------------
 
@@ -271,10 +272,11 @@ class Engine:
     def _connected(self, timeout: int) -> "docker.APIClient":
         import docker  # noqa: PLC0415
 
-        with self._lock:
-            if timeout not in self._clients:
-                self._clients[timeout] = docker.APIClient(base_url=self.url, version="auto", timeout=timeout)
-            return self._clients[timeout]
+        client = self._clients.get(timeout)
+        if client is None:  # may be made twice at a time: behind a lock, all would wait for each that is not answered
+            client = docker.APIClient(base_url=self.url, version="auto", timeout=timeout)
+            self._clients[timeout] = client
+        return client
 
     def _lost(self, error: Exception) -> NoReturn:
         self._clients = {}

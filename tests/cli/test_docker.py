@@ -44,6 +44,7 @@ def test_the_daemon_learns_what_could_open_other_chips(wrapper: Wrapper, tmp_pat
     wrapper.env["PASSED"] = "on"
     words = "--chips 4-7 --privileged --device /dev/fuse:/dev/fuse --device-cgroup-rule=c_1:*_rw -v ../x:/dev:ro"
     words += " --volume=data:/data --mount type=bind,src=../x,dst=/d --runtime neuron --gpus all -e A=1 -e PASSED"
+    wrapper.daemon.cdi = "neurond.io/lease=ab12-3"
     words += f" -e NOT_SET --env-file {tmp_path}/vars -l a=b --restart always --name me --no-wait"
     given = [word.replace("_1", " 1").replace("*_", "* ") for word in words.split()]
     wrapper.passed_on("run", *given, "image")
@@ -326,3 +327,19 @@ def test_the_daemons_connection_is_not_dockers(wrapper: Wrapper) -> None:
     docker = wrapper.recorder.directory / "docker"
     docker.write_text("#!/bin/sh\nls /proc/$$/fd\n")
     assert set(wrapper.cli("docker", "run", "-n", "1", "image").stdout.split()) <= {"0", "1", "2", "10", "255"}
+
+
+@pytest.mark.parametrize("policy", ["always", "unless-stopped"])
+@pytest.mark.parametrize("device", ["/dev/neuron6:/dev/neuron0", "/dev/neuron0:rwm", "/dev/neuron0:/dev/neuron0:r"])
+def test_restart_for_ever_takes_a_name(wrapper: Wrapper, policy: str, device: str) -> None:
+    """A chip that can't be given by the lease's name could be used by a container that docker starts late: refused."""
+    said = wrapper.refused("run", "--restart", policy, "--device", device, "image")
+    assert f"--restart {policy}: with a path or permissions of its own a chip can't be given by name" in said
+    assert wrapper.daemon.calls == []
+
+
+def test_restart_for_ever_without_a_name_is_given_up(wrapper: Wrapper) -> None:
+    """Where names can't be written at the moment of the lease, docker is not called."""
+    done = wrapper.cli("docker", "run", "-n", "1", "--restart", "always", "image")
+    assert (done.returncode, wrapper.recorder.called) == (125, False)
+    assert "at the moment the lease can't be given by name" in done.stderr

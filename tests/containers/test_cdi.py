@@ -143,3 +143,13 @@ def test_while_names_can_not_be_written_devices_are_plain(docker_daemon: Daemon,
         engine.cdi.mkdir()
     lease = docker_daemon.call("Acquire", count=1, ttl=60)["lease"]
     assert lease in names(engine)
+
+
+def test_restart_always_takes_the_name(docker_daemon: Daemon) -> None:
+    """A chip that has to be given by its node could be used again whoever has it by then: policy always is refused."""
+    done = docker_daemon.cli(
+        *("container", "run", "-d", "--restart", "always", "--device", "/dev/neuron6:/dev/neuron0", *STUBBORN)
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--restart always: a chip has another path inside, so Docker could not be kept from" in done.stderr
+    assert not docker_daemon.logged("lease.granted")

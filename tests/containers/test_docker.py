@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from tests.containers.support import STUBBORN
 from tests.harness import Daemon, PrivateEngine, eventually
 
 pytestmark = [pytest.mark.docker, pytest.mark.root]
@@ -42,7 +43,7 @@ def test_ways_around_the_lease_are_refused(docker_daemon: Daemon, engine: Privat
 
 def test_a_detached_container_keeps_its_chips(docker_daemon: Daemon, engine: PrivateEngine) -> None:
     """The lease goes over from the process of docker to the container, and ends with it."""
-    code, out, _ = docker(docker_daemon, engine, "run", "-n1", "-d", "--name", "trainer", engine.IMAGE, "sleep", "600")
+    code, out, _ = docker(docker_daemon, engine, "run", "-n1", "-d", "--name", "trainer", *STUBBORN)
     assert (code, len(out)) == (0, 65)
     (lease,) = eventually(lambda: [row for row in docker_daemon.leases() if row["container"] == "trainer"])
     time.sleep(1)
@@ -53,7 +54,7 @@ def test_a_detached_container_keeps_its_chips(docker_daemon: Daemon, engine: Pri
 
 def test_a_created_container_is_started_on_leased_chips(docker_daemon: Daemon, engine: PrivateEngine) -> None:
     """`create` and `start` are two commands, and the container has a lease while it runs."""
-    assert docker(docker_daemon, engine, "create", "-n1", "--name", "made", engine.IMAGE, "sleep", "600")[0] == 0
+    assert docker(docker_daemon, engine, "create", "-n1", "--name", "made", *STUBBORN)[0] == 0
     assert docker(docker_daemon, engine, "start", "made")[:2] == (0, "made\n")
     eventually(lambda: [row for row in docker_daemon.leases() if row["container"] == "made"])
     engine.docker("rm", "--force", "made")
@@ -67,3 +68,17 @@ def test_an_image_that_can_not_be_had_costs_no_chip(docker_daemon: Daemon, engin
     assert failed.returncode == 125
     assert "localhost:1" in failed.stderr
     assert not docker_daemon.logged("lease.granted")
+
+
+def test_a_container_may_use_a_lease_of_the_command_line(docker_daemon: Daemon, engine: PrivateEngine) -> None:
+    """With the arguments of `env --docker-args` a container has chips by right, and the lease waits for its end."""
+    lease = docker_daemon.call("Acquire", chips=[3], ttl=60)["lease"]
+    words = docker_daemon.cli("env", lease, "--docker-args").stdout.split()
+    container = engine.docker("run", "-d", "--network=none", *words, *STUBBORN).stdout.strip()
+    assert docker_daemon.cli("check").returncode == 0
+    assert docker_daemon.call("ListChips")["chips"][3]["foreign"] == []
+    docker_daemon.call("Release", lease=lease)
+    (left,) = docker_daemon.leases()
+    assert (left["lease"], left["state"]) == (lease, "draining")
+    engine.docker("rm", "-f", container)
+    eventually(docker_daemon.all_free)

@@ -1,12 +1,18 @@
 """A launch that fails says why in the engine's own words, has docker run's exit code, and leaves nothing behind."""
 
+import random
 import shlex
+import signal
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import cycle, islice
 
 import pytest
 
-from tests.containers.support import IMAGE, STUBBORN, is_running, launch, ours
-from tests.harness import Daemon, PrivateEngine
+from tests.containers.support import IMAGE, SOON, STUBBORN, is_running, launch, ours, wait_until_free
+from tests.harness import PATIENCE, Daemon, PrivateEngine, eventually
 
 pytestmark = pytest.mark.docker
 
@@ -131,12 +137,67 @@ def test_two_at_once_of_one_name(shared_daemon: Daemon, engine: PrivateEngine) -
         engine.docker("rm", "--force", winner)
 
 
-def test_many_failures_in_a_row(shared_daemon: Daemon, engine: PrivateEngine) -> None:
-    """Failing over and over uses nothing up."""
-    for _ in range(20):
-        assert shared_daemon.cli("container", "run", "--all", "--no-wait", IMAGE, "no-such-command").returncode == 127
-    check_nothing_is_left(shared_daemon, engine)
-    assert engine.docker("ps", "--all", "--quiet").stdout == ""
+FAILING: list[tuple[str, set[int]]] = [
+    ("container run {one} --pull never no-such:1", {125}),
+    ("container run {one} localhost:1/no-such:1", {125}),
+    ("container run {one} -v /etc/passwd:/bin {image} true", {125}),
+    ("container run {one} --name taken {image} true", {125}),
+    ("container run {one} --memory much {image} true", {2}),
+    ("container run {one} --privileged {image} true", {2}),
+    ("container run {all} {image} no-such-command", {127, 75}),
+    ("container run {one} -d {image} no-such-command", {127}),
+    ("container run {one} {image} /bin", {126}),
+    ("container run {one} -u nobody-at-all {image} true", {125}),
+    ("container run {one} --network no-such-network {image} true", {125}),
+    ("docker run {one} --pull=never no-such:1", {125}),
+    ("docker run {one} -v /etc:relative {image} true", {125}),
+    ("docker run {one} --name taken {image} true", {125}),
+    ("docker run {one} --no-such-flag=1 {image} true", {125}),
+    ("docker run {one} --privileged {image} true", {2}),
+    ("docker run {one} --rm {image} no-such-command", {127}),
+    ("docker run {one} --rm {image} /bin", {126}),
+    ("docker run {all} --rm {image} no-such-command", {127, 75}),
+]
+"""Launches that fail, and their exit codes; with {all} it may also be that the chips are in use."""
+KILLED = [
+    (f"{verb} {{one}} --rm {more} {{image}} true", number)
+    for verb in ("container run", "docker run --network none")
+    for more in ("", "-d")
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+]
+"""Launches whose command is killed at some moment; what it has started by then ends by itself."""
+LAUNCHES = 100
+AT_A_TIME = 4
+
+
+def test_many_failures(shared_daemon: Daemon, engine: PrivateEngine) -> None:
+    """Failing over and over, in every way, several at a time, uses nothing up: no chip, no lease, no container."""
+    engine.docker("run", "--detach", "--network", "none", "--name", "taken", *STUBBORN)
+    words = {"one": "-n 1 --wait 1m", "all": "--all --no-wait", "image": IMAGE}
+    env = {"DOCKER_HOST": engine.url, "PATH": engine.programs}
+    random_ = random.Random(4)
+
+    def fail(line: str, codes: set[int]) -> None:
+        done = shared_daemon.cli(*line.format(**words).split(), env=env)
+        assert done.returncode in codes, (line, done.returncode, done.stderr)
+        assert done.stderr
+
+    def be_killed(line: str, number: signal.Signals) -> None:
+        process = shared_daemon.spawn(*line.format(**words).split(), env=env)
+        time.sleep(random_.random() / 2)
+        process.send_signal(number)
+        process.communicate(timeout=PATIENCE)
+
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        ways = cycle([*(partial(fail, *way) for way in FAILING), *(partial(be_killed, *way) for way in KILLED)])
+        for done in [pool.submit(way) for way in islice(ways, LAUNCHES)]:
+            done.result()
+    wait_until_free(shared_daemon)
+    eventually(lambda: not ours(engine, "--filter", "label=io.neurond.name"), SOON)
+    left = ours(engine) - ours(engine, "--filter", "status=created")
+    assert not left, "but for what a docker that was killed had not started yet"
+    assert shared_daemon.cli("check").stdout == ""
+    assert shared_daemon.cli("run", "--all", "--no-wait", "--", "true").returncode == 0
 
 
 @pytest.mark.parametrize(

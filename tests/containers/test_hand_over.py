@@ -28,13 +28,13 @@ exec {docker} "$@"
 
 def spawn(daemon: Daemon, engine: PrivateEngine, *arguments: str, **kwargs: Any) -> "subprocess.Popen[str]":
     """Start `neurond docker` and go on."""
-    env = {"DOCKER_HOST": engine.url} | kwargs.pop("env", {})
+    env = {"DOCKER_HOST": engine.url, "PATH": engine.programs} | kwargs.pop("env", {})
     return daemon.spawn(*arguments, env=env, **kwargs)
 
 
 def call(daemon: Daemon, engine: PrivateEngine, *arguments: str) -> "subprocess.CompletedProcess[str]":
     """Run `neurond docker` to its end."""
-    return daemon.cli(*arguments, env={"DOCKER_HOST": engine.url})
+    return daemon.cli(*arguments, env={"DOCKER_HOST": engine.url, "PATH": engine.programs})
 
 
 def bound(daemon: Daemon) -> dict[str, Any]:
@@ -43,12 +43,12 @@ def bound(daemon: Daemon) -> dict[str, Any]:
 
 
 @contextmanager
-def slow_docker(directory: Path) -> Iterator[tuple[dict[str, str], Path]]:
+def slow_docker(engine: PrivateEngine, directory: Path) -> Iterator[tuple[dict[str, str], Path]]:
     """Give an environment in which docker waits before it does anything, and the file that keeps it waiting."""
     program = directory / "docker"
-    program.write_text(SLOW_DOCKER.format(docker=shutil.which("docker")))
+    program.write_text(SLOW_DOCKER.format(docker=shutil.which("docker", path=engine.programs)))
     program.chmod(0o755)
-    yield {"PATH": f"{directory}:{os.environ['PATH']}"}, directory / "docker.waits"
+    yield {"PATH": f"{directory}:{engine.programs}"}, directory / "docker.waits"
 
 
 # -- who holds the lease ----------------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ def test_lease_goes_from_the_command_to_the_container(
     shared_daemon: Daemon, engine: PrivateEngine, tmp_path: Path
 ) -> None:
     """At first the lease is that of the docker command; when the container runs it is the container's, the same one."""
-    with slow_docker(tmp_path) as (env, waits):
+    with slow_docker(engine, tmp_path) as (env, waits):
         process = spawn(shared_daemon, engine, *RUN, "-n", "4", "--rm", "--name", "job", *POLITE, env=env)
         eventually(waits.exists)
         (before,) = shared_daemon.leases()
@@ -186,7 +186,7 @@ def test_daemon_dies_before_the_container_starts(
     docker_daemon: Daemon, engine: PrivateEngine, tmp_path: Path, detach: list[str], back: str
 ) -> None:
     """The daemon is killed when the command has its lease and no container yet: at its first answer all is leased."""
-    with slow_docker(tmp_path) as (env, waits):
+    with slow_docker(engine, tmp_path) as (env, waits):
         process = spawn(docker_daemon, engine, *RUN, *detach, "-n", "4", "--name", "job", *STUBBORN, env=env)
         eventually(waits.exists)
         (lease,) = docker_daemon.leases()
@@ -232,7 +232,7 @@ def test_daemon_dies_at_the_hand_over(docker_daemon: Daemon, engine: PrivateEngi
 
 def test_daemon_that_stands_still(docker_daemon: Daemon, engine: PrivateEngine, tmp_path: Path) -> None:
     """A daemon that hears of command and container only when both have long changed still hands the lease over."""
-    with slow_docker(tmp_path) as (env, waits):
+    with slow_docker(engine, tmp_path) as (env, waits):
         process = spawn(docker_daemon, engine, *RUN, "-d", "-n", "4", "--name", "job", *STUBBORN, env=env)
         eventually(waits.exists)
         docker_daemon.process.send_signal(signal.SIGSTOP)  # type: ignore[union-attr]
@@ -264,7 +264,7 @@ def test_terminal_is_the_containers(shared_daemon: Daemon, engine: PrivateEngine
     """With -it on a terminal the container has one, and what is typed reaches it."""
     script = "test -t 0 && test -t 1 && echo a-terminal; read line; echo got $line; exit 7"
     words = [*NEUROND, *RUN, "-n", "1", "--rm", "-it", IMAGE, "sh", "-c", f"'{script}'"]
-    env = {"NEUROND_HOST": shared_daemon.address, "DOCKER_HOST": engine.url}
+    env = {"NEUROND_HOST": shared_daemon.address, "DOCKER_HOST": engine.url, "PATH": engine.programs}
     command = ["script", "--quiet", "--return", "--command", " ".join(words), "/dev/null"]
     done = subprocess.run(
         command, env=os.environ | env, input="typed\n", capture_output=True, text=True, timeout=60, check=False

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.containers.engines import RELEASE
 from tests.containers.support import (
     IMAGE,
     POLITE,
@@ -28,6 +29,9 @@ pytestmark = pytest.mark.docker
 AT_ONCE = 10.0
 """Seconds within which neurond has understood what docker did."""
 PLAIN = ("--network", "none")
+without_cdi = pytest.mark.skipif(
+    bool(RELEASE), reason="an engine with CDI keeps a container from coming back: test_cdi.py"
+)
 
 
 def lease_of(daemon: Daemon, container: str) -> dict[str, Any]:
@@ -65,6 +69,23 @@ def test_restart_keeps_the_chips(shared_daemon: Daemon, engine: PrivateEngine, c
     wait_until_free(shared_daemon, AT_ONCE)
 
 
+def test_restart_is_no_chance_for_those_who_wait(shared_daemon: Daemon, engine: PrivateEngine) -> None:
+    """A container that docker restarts keeps its lease throughout: its chips go to nobody in between."""
+    container = launch(shared_daemon, "--chips", "5", *STUBBORN)
+    (before,) = shared_daemon.leases()
+    with shared_daemon.client() as client:
+        waiting = client.stream("Acquire", chips=[5], wait=60)
+        assert "waiting" in next(waiting)
+        for _ in range(3):
+            engine.docker("restart", "--time", "0", container)
+        assert lease_of(shared_daemon, container)["lease"] == before["lease"]
+        assert shared_daemon.cli("check").stdout == ""
+        assert shared_daemon.cli("container", "stop", "--time", "0", container).returncode == 0
+        assert next(waiting)["chips"] == [5]
+    assert not [line for line in shared_daemon.logged("lease.revived") if line["lease"] == before["lease"]]
+
+
+@without_cdi
 def test_the_lease_that_ps_shows_names_the_container(shared_daemon: Daemon, engine: PrivateEngine) -> None:
     """A container that was started again under another lease is found by that one, and by the one it was made with."""
     container = launch(shared_daemon, "-n", "1", *STUBBORN)
@@ -95,6 +116,7 @@ def test_on_failure_is_leased_throughout(shared_daemon: Daemon, engine: PrivateE
     assert end["reason"] == f"its container exited with {3 if again else 0}"
 
 
+@without_cdi
 @pytest.mark.parametrize("policy", ["always", "unless-stopped"])
 @pytest.mark.parametrize("verb", [("container", "run", "-d"), ("docker", "run", "-d")], ids=" ".join)
 def test_restart_for_ever_takes_cdi(
@@ -102,7 +124,7 @@ def test_restart_for_ever_takes_cdi(
 ) -> None:
     """On an engine without CDI a policy that starts a container on chips of others is refused, with the reason."""
     options = ["-n", "1", "--restart", policy, *STUBBORN]
-    done = shared_daemon.cli(*verb, *options, env={"DOCKER_HOST": engine.url})
+    done = shared_daemon.cli(*verb, *options, env={"DOCKER_HOST": engine.url, "PATH": engine.programs})
     assert done.returncode == 2
     assert f"--restart {policy}: Docker would start the container again after its chips went to somebody" in done.stderr
     assert "no CDI" in done.stderr
@@ -111,6 +133,7 @@ def test_restart_for_ever_takes_cdi(
     assert shared_daemon.all_free()
 
 
+@without_cdi
 def test_started_again_on_free_chips(shared_daemon: Daemon, engine: PrivateEngine) -> None:
     """An exited container that is kept holds nothing; started by hand, it takes its own chips again."""
     container = launch(shared_daemon, "--chips", "8-11", "--name", "kept", *STUBBORN)
@@ -125,6 +148,7 @@ def test_started_again_on_free_chips(shared_daemon: Daemon, engine: PrivateEngin
     wait_until_free(shared_daemon, AT_ONCE)
 
 
+@without_cdi
 def test_started_again_on_chips_of_another(shared_daemon: Daemon, engine: PrivateEngine) -> None:
     """Started by hand when its chips are leased to another, it is named by check, log and ls; the lease is left."""
     container = launch(shared_daemon, "--chips", "4-7", "--name", "late", *STUBBORN)
@@ -148,6 +172,7 @@ def test_started_again_on_chips_of_another(shared_daemon: Daemon, engine: Privat
     wait_until_free(shared_daemon)
 
 
+@without_cdi
 def test_in_part_on_chips_of_another(shared_daemon: Daemon, engine: PrivateEngine) -> None:
     """If one of its chips is another's, it gets no lease on the rest, which is withheld as long as it runs."""
     container = launch(shared_daemon, "--chips", "4-7", *STUBBORN)
@@ -162,6 +187,7 @@ def test_in_part_on_chips_of_another(shared_daemon: Daemon, engine: PrivateEngin
     wait_until_free(shared_daemon, AT_ONCE)
 
 
+@without_cdi
 def test_conflict_that_ends_becomes_a_lease(shared_daemon: Daemon, engine: PrivateEngine) -> None:
     """When the other lease has ended, the container that was started again gets its own."""
     container = launch(shared_daemon, "--chips", "0", *STUBBORN)
@@ -174,6 +200,7 @@ def test_conflict_that_ends_becomes_a_lease(shared_daemon: Daemon, engine: Priva
     assert shared_daemon.cli("check").stdout == ""
 
 
+@without_cdi
 def test_stop_conflicts(make_daemon: Callable[..., Daemon], engine: PrivateEngine) -> None:
     """With `serve --stop-conflicts`, a container that was started on chips of another is stopped; the lease is not."""
     daemon = make_daemon("trn1.32xlarge", engine.url, "--stop-conflicts")
@@ -318,6 +345,15 @@ def test_copy_is_no_container_of_neuronds(shared_daemon: Daemon, engine: Private
         assert shared_daemon.cli("check").stdout == ""
     assert shared_daemon.leases() == before
     assert {copy, made} <= ours(engine)
+
+
+def test_launched_copy_has_labels_of_its_own(shared_daemon: Daemon, engine: PrivateEngine, copied: str) -> None:
+    """A copy of a container with --rm that is launched without it is kept at its end."""
+    done = shared_daemon.cli("container", "run", "-n", "1", "--name", "kept", *PLAIN, "copy:1", "true")
+    assert done.returncode == 0, done.stderr
+    for _ in range(3):
+        assert shared_daemon.cli("check").stdout == ""
+    assert ours(engine) == {copied, inspect(engine, "kept")["Id"]}
 
 
 def test_copy_that_is_only_made_is_kept(shared_daemon: Daemon, engine: PrivateEngine, copied: str) -> None:

@@ -138,3 +138,12 @@ def test_a_rule_that_opens_no_chip_is_no_use(docker_daemon: Daemon, engine: Priv
     start(engine, f"--device-cgroup-rule={rule.replace('OTHER', str(int(major) + 1)).replace('MAJOR', major)}")
     assert docker_daemon.cli("check").stdout == ""
     assert set(docker_daemon.states().values()) == {"free"}
+
+
+def test_a_container_on_a_lease_of_the_shell_is_no_stranger(docker_daemon: Daemon, engine: PrivateEngine) -> None:
+    """`docker run $(neurond env ID --docker-args)` uses the lease's chips by right, and no longer than it lasts."""
+    lease = docker_daemon.call("Acquire", chips=[3], ttl=60)["lease"]
+    container = start(engine, *docker_daemon.cli("env", lease, "--docker-args").stdout.split())
+    assert docker_daemon.cli("check").stdout == ""
+    docker_daemon.call("Release", lease=lease)
+    check_only_these_are_foreign(docker_daemon, {3}, container)

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import subprocess
 from typing import Any
 
 import pytest
@@ -253,3 +254,23 @@ def test_ways_around_the_lease_are_refused(
     assert said in done.stderr
     assert len(shared_daemon.logged("lease.granted")) == before
     assert not ours(engine)
+
+
+def test_a_chip_that_vanishes_before_its_container_starts(docker_daemon: Daemon, engine: PrivateEngine) -> None:
+    """A task whose chip is gone when a container of it is to start fails, says why, and leaves nothing running."""
+    first = {"name": "first", "command": sh("echo up; sleep 3"), "essential": False, **chip(1, None, 2, 3)}
+    side = {"name": "side", "command": ["sleep", "600"], "essential": False}
+    main = {"name": "main", "command": ["true"], **chip(0), "dependsOn": depends("first", "COMPLETE")}
+    process = docker_daemon.spawn("task", "run", "-", stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(task(first, side, main))
+    process.stdin.close()
+    process.stdin = None
+    assert process.stdout.readline() == "first | up\n"
+    assert docker_daemon.cli("simulate", "remove", "0").returncode == 0
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 66
+    assert "chip 0 has vanished from the host since it was leased" in errors
+    assert not ours(engine)
+    eventually(lambda: not docker_daemon.leases())

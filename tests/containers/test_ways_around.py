@@ -32,7 +32,7 @@ class Place(NamedTuple):
     def run(self, verb: tuple[str, ...], line: str, *command: str) -> "subprocess.CompletedProcess[str]":
         """Run a verb with the options of a line, in which {node}, {link} and so on are filled in, and this command."""
         options = [word.format(**self.words) for word in shlex.split(line)]
-        env = {"DOCKER_HOST": self.engine.url, HOOK: "ALL", COUNT: "999"}
+        env = {"DOCKER_HOST": self.engine.url, "PATH": self.engine.programs, HOOK: "ALL", COUNT: "999"}
         return self.daemon.cli(*verb, *options, *command, env=env)
 
     def grants(self) -> int:
@@ -129,6 +129,9 @@ WAYS_OF_DOCKER = {
         "--device-cgroup-rule 'c {other}:* rwm' --device-cgroup-rule 'c {major}:* rw'",
         "opens chips beyond the lease",
     ),
+    "rule with zeros before": ("--device-cgroup-rule 'c 0{major}:* rwm'", "opens chips beyond the lease"),
+    "device by the name of a lease": ("--device neurond.io/lease=ab12-1", "gives the chips of that lease"),
+    "mount, capitals": ("--mount type=bind,Source=/dev,target=/d", "mounting /dev gives"),
     "privileged, spelled out": ("--privileged=true", "--privileged"),
     "privileged in another word": ("-it --privileged=1", "--privileged"),
     "mount, quoted": ("--mount 'type=bind,\"source=/dev\",target=/d'", "mounting /dev gives"),
