@@ -236,7 +236,7 @@ class Launching:
             raise NoSuchChip(f"chip {index} is none of lease {lease.id}, which has {ranges(lease.chips)}")
         chip = self.broker.ledger.chips.get(index)
         if chip is None:
-            raise NoSuchChip(f"chip {index} of lease {lease.id} has gone from this host since it was granted")
+            raise NoSuchChip(f"chip {index} has vanished from the host since it was leased")
         return chip.node
 
     def pump(self, call: Call, output: Output, container: str | None = None) -> None:

@@ -157,10 +157,10 @@ def _check_start(options: Options) -> None:
     if options.simulate and not catalog.look_up(options.simulate).known:
         raise CannotStart(f"--simulate {options.simulate}: choose one of {', '.join(catalog.names())}")
     if os.geteuid() == 0 and not processes.can_look_into_all():
-        raise CannotStart(
-            "neurond is root but can't look into the processes of others, so chips that they use would look free: "
-            "it takes CAP_SYS_PTRACE"
-        )
+        blind = "neurond is root but can't look into the processes of others, so it can't tell whether they use chips"
+        if not options.simulate:
+            raise CannotStart(f"{blind}: it takes CAP_SYS_PTRACE")
+        log.warning("neurond.blind", note=blind, follows="going on, as the chips are simulated")
 
 
 async def _listen(server: Server, rundir: RunDir, rules: Rules, undo: ExitStack) -> asyncio.Server:

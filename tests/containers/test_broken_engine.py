@@ -93,6 +93,7 @@ def break_news(between: Proxy, breaker: Breaker) -> None:
     "breaker",
     [
         proxy.streams(EVENT, EVENT[:20]),
+        proxy.streams(*[EVENT] * 1000),
         proxy.streams(b"<html>this is no JSON</html>\n"),
         proxy.streams(b"\xff\xfe\x00 [1, 2\n", b'"a string"\n', b"null\n", b"7\n"),
         proxy.streams(),
@@ -100,7 +101,16 @@ def break_news(between: Proxy, breaker: Breaker) -> None:
         proxy.fails,
         proxy.hangs(3600),
     ],
-    ids=["cut in a message", "no JSON", "other JSON", "ends at once", "hangs up", "500", "silent"],
+    ids=[
+        "cut in a message",
+        "a thousand times the same",
+        "no JSON",
+        "other JSON",
+        "ends at once",
+        "hangs up",
+        "500",
+        "silent",
+    ],
 )
 def test_news_that_are_broken(proxied: Daemon, between: Proxy, engine: PrivateEngine, breaker: Breaker) -> None:
     """Whatever becomes of the engine's event stream, again and again, the ends of containers are noticed."""

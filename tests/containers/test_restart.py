@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.containers import proxy
 from tests.containers.engines import RELEASE, engine_in
+from tests.containers.proxy import Proxy
 from tests.containers.support import (
     IMAGE,
     POLITE,
@@ -35,17 +37,29 @@ ROUNDS = 15
 # -- the daemon is killed ---------------------------------------------------------------------------------------------
 
 
-def test_lease_outlives_the_daemon(docker_daemon: Daemon, engine: PrivateEngine) -> None:
-    """After kill -9 the first answer of the next daemon knows the lease, and no chip of it is given away."""
+@pytest.mark.parametrize("end", [Daemon.kill, Daemon.stop], ids=["killed", "stopped"])
+def test_lease_outlives_the_daemon(
+    docker_daemon: Daemon, engine: PrivateEngine, end: Callable[[Daemon], object]
+) -> None:
+    """The first answer of the next daemon knows the leases of container and process, and no chip of them is given."""
     container = launch(docker_daemon, "-n", "8", *STUBBORN)
-    before = docker_daemon.leases()
-    docker_daemon.kill()
-    docker_daemon.start()
-    assert docker_daemon.leases() == before
-    assert is_running(engine, container)
-    assert docker_daemon.cli("container", "run", "--all", "--no-wait", IMAGE, "true").returncode == 75
+    process = docker_daemon.spawn("run", "-n", "4", "--", "sleep", "600")
+    try:
+        eventually(lambda: [row["name"] for row in docker_daemon.leases()][1:] == ["sleep"])
+        eventually(lambda: docker_daemon.leases()[1]["command"] == "sleep 600")
+        before = docker_daemon.leases()
+        end(docker_daemon)
+        docker_daemon.start()
+        assert docker_daemon.leases() == before
+        assert is_running(engine, container)
+        assert process.poll() is None
+        assert docker_daemon.cli("container", "run", "--all", "--no-wait", IMAGE, "true").returncode == 75
+        assert docker_daemon.call("Acquire", count=4, ttl=60)["chips"] == [12, 13, 14, 15]
+    finally:
+        process.kill()
+        process.communicate()
     engine.docker("kill", container)
-    wait_until_free(docker_daemon)
+    eventually(lambda: held(docker_daemon) == {12, 13, 14, 15}, SOON)
 
 
 @pytest.mark.parametrize(
@@ -289,3 +303,23 @@ def test_lease_is_rebuilt_from_its_container(
     assert docker_daemon.cli("container", "run", "--chips", "4-7", "--no-wait", IMAGE, "true").returncode == 75
     engine.docker("kill", container)
     wait_until_free(docker_daemon)
+
+
+def test_lease_of_a_container_that_can_not_be_asked_about_is_rebuilt_later(
+    proxied: Daemon, between: Proxy, engine: PrivateEngine
+) -> None:
+    """Without a journal, and with an engine that fails on a container, what that has open is not given away."""
+    command = [IMAGE, "sh", "-c", "exec 3<>/dev/neuron4; echo open; exec sleep 600"]
+    container = launch(proxied, "--chips", "4-7", "--name", "mine", *command)
+    wait_for_output(engine, container, "open")
+    proxied.kill()
+    (proxied.directory / "journal").write_bytes(b"")
+    inspection = rf"/containers/{container}/json"
+    between.set(inspection, proxy.fails)
+    proxied.start()
+    assert proxied.states()[4] == "foreign"
+    assert proxied.cli("run", "--chips", "4-7", "--no-wait", "--", "true").returncode == 75
+    between.set(inspection, None)
+    (lease,) = eventually(proxied.leases, SOON)
+    assert (lease["container_id"], lease["chips"]) == (container, [4, 5, 6, 7])
+    eventually(lambda: proxied.cli("check").stdout == "")
