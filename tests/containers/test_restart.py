@@ -263,7 +263,7 @@ def test_updated_to_restart_for_ever(make_daemon: Callable[..., Daemon], own_eng
         own_engine.start()
         eventually(lambda: is_running(own_engine, container))
         eventually(lambda: f"which belong to {lease['lease']} (root) now" in daemon.cli("check").stdout, SOON)
-        assert daemon.leases() == [lease]
+        assert [row["lease"] for row in daemon.leases()] == [lease["lease"]]
     finally:
         other.kill()
         other.communicate()
