@@ -30,6 +30,11 @@ def vet(check: wire.ContainerCheck, ledger: Ledger, lnc: int, image_env: Iterabl
     """Raise InvalidRequest with the name of the first option that would get past the lease."""
     if not check.image:
         raise InvalidRequest("which image? It has no name")
+    for field in check.__struct_fields__:
+        given = getattr(check, field)
+        for text in given if isinstance(given, list) else [given]:
+            if isinstance(text, str) and "\0" in text:
+                raise InvalidRequest(f"{field}: {text!r} has a NUL in it, which no path and no variable can have")
     if check.gpus:
         raise InvalidRequest(f"--gpus {check.gpus}: these are NVIDIA's; Neuron chips are asked for with -n or --chips")
     for label in check.labels or ():
@@ -138,7 +143,7 @@ def _reaches(path: str, chip: Chip) -> bool:
         return True
     try:
         number = os.stat(path).st_rdev  # noqa: PTH116 - as everywhere for devices
-    except OSError:
+    except (OSError, ValueError):  # no such path, or none that the kernel could be asked for
         return False
     return number != 0 and (os.major(number), os.minor(number)) == (chip.major, chip.minor)
 

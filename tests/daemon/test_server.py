@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from neurond import wire
+from neurond.client import NeurondError
 from neurond.daemon.server import Handler, Server
 from tests.daemon.support import Raw, frame
 from tests.harness import PATIENCE, Daemon, eventually, short_directory
@@ -388,3 +389,11 @@ def test_a_noisy_client_does_not_starve_others(connect: Connect) -> None:
         other.ask("Release", lease=lease)
         for _ in wrong:
             noisy.error()
+
+
+@pytest.mark.parametrize("field", ["devices", "volumes", "mounts", "env"])
+def test_a_text_with_nul_is_refused_by_its_field(daemon: Daemon, field: str) -> None:
+    """What can be no path and no variable is refused as such, and is no failure of neurond's."""
+    with pytest.raises(NeurondError, match=f"^{field}: .* has a NUL in it") as refused:
+        daemon.call("CheckContainer", image="app", count=1, **{field: ["/dev/\0:/x=1"]})
+    assert refused.value.kind == "InvalidRequest"
