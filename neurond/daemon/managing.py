@@ -10,8 +10,9 @@ from typing import NamedTuple
 from neurond import wire
 from neurond.daemon import labels
 from neurond.daemon.broker import Broker
-from neurond.daemon.containers import Containers, chips_in, container_ids
+from neurond.daemon.containers import Containers, container_ids
 from neurond.daemon.launching import Launching, failed
+from neurond.daemon.openable import chips_in
 from neurond.daemon.points import reach
 from neurond.daemon.requests import Requests, owner_of, seconds
 from neurond.daemon.server import Call, Connection, Handler, Peer

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from neurond.daemon import containers, labels
+from neurond.daemon import containers, labels, openable
 from neurond.host import journal, processes
 from neurond.host.docker import Container, Engine, EngineError, EngineUnreachable
 from neurond.ledger.chips import Chip, mask_of
@@ -116,7 +116,7 @@ def _adopt(ledger: Ledger, engine: Engine, home: str, now: float) -> list[Event]
         lease_id = container.labels[labels.LEASE]
         if container.id in known or lease_id in ledger.leases or not LEASE_ID.fullmatch(lease_id):
             continue
-        chips = tuple(containers.chips_in(ledger, container, home))
+        chips = tuple(openable.chips_in(ledger, container, home))
         if chips and mask_of(chips) & ledger.free == mask_of(chips):
             granted = LeaseGranted(_lease_of(container, chips, now))
             log.info("lease.rebuilt", lease=granted.lease.id, chips=list(chips), container=container.name)

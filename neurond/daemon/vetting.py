@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from neurond import wire
 from neurond.daemon import labels, views
-from neurond.daemon.containers import allows
+from neurond.daemon.openable import allows
 from neurond.host.cdi import KIND
 from neurond.ledger.chips import Chip
 from neurond.ledger.cores import BadCoreList, contradiction, parse_cores
