@@ -34,11 +34,11 @@ class Checking:
         except EngineError as error:
             if any(isinstance(lease.binding, OnContainers) for lease in self.broker.ledger.leases.values()):
                 findings.append(wire.Finding("engine", f"containers hold chips, but {error}"))
-        findings += [wire.Finding("conflict", sentence) for sentence in self.containers.conflicts.values()]
+        findings += [wire.Finding("conflict", sentence) for sentence in self.containers.strangers.conflicts.values()]
         if self.broker.ledger.leases:
             findings += [
                 wire.Finding("privileged", f"container {container.name} is privileged: it can open every chip")
-                for container in self.containers.privileged()
+                for container in self.containers.strangers.privileged()
             ]
         if self.broker.ledger.paused:
             findings.append(wire.Finding("journal", self.broker.ledger.paused))

@@ -16,15 +16,13 @@ import structlog
 from neurond.daemon import labels
 from neurond.daemon.broker import Broker
 from neurond.daemon.fence import Fence
+from neurond.daemon.look import Look
 from neurond.daemon.openable import chips_in
 from neurond.daemon.points import reach
+from neurond.daemon.strangers import Strangers
 from neurond.daemon.threads import in_thread
-from neurond.host import processes
 from neurond.host.docker import Container, Engine, EngineError
-from neurond.ledger.chips import User
-from neurond.ledger.errors import NoCapacity, Refused
-from neurond.ledger.leases import Binding, ByContainer, ByProcess, ByTask, Lease, OnContainers, Owner
-from neurond.ledger.words import ranges
+from neurond.ledger.leases import ByContainer, ByProcess, ByTask, Lease, OnContainers, container_ids
 
 log = structlog.get_logger()
 
@@ -33,7 +31,6 @@ PERIOD = 5.0
 RECONNECT = 1.0
 START_GRACE = 5.0
 """Seconds that a created container may take to start after the docker command that made it has ended."""
-CONFLICT_GRACE = 10
 ALWAYS = {"always", "unless-stopped"}
 """Restart policies by which an engine starts a container also when it starts itself."""
 RESTART_GRACE = 2.0
@@ -64,12 +61,7 @@ class Containers:
         self.fence = fence
         self.home = home
         self.launches: dict[str, Launch] = {}
-        self.conflicts: dict[str, str] = {}
-        """Containers that run on chips leased to others, by id: what is said about them."""
-        self._stop_conflicts = stop_conflicts
         self._exits: dict[str, asyncio.Future[int | None]] = {}
-        self._known: dict[str, Container] = {}
-        self._stopping: dict[str, asyncio.Task[None]] = {}
         self._removing: dict[str, asyncio.Task[None]] = {}
         self._reachable = True
         self._knows_engine = False
@@ -81,6 +73,14 @@ class Containers:
         self._looking = asyncio.Lock()
         self._again = asyncio.Event()
         self._loop = asyncio.get_running_loop()
+        self.strangers = Strangers(
+            broker,
+            engine,
+            home,
+            is_ready=self._is_ready,
+            end=self.stop if stop_conflicts else None,
+            look_soon=self._again.set,
+        )
         broker.on_orphan = self._again.set
 
     # -- for those who launch ---------------------------------------------------------------------------------------
@@ -104,10 +104,6 @@ class Containers:
         """Return all containers of this daemon, whatever their state. Raises EngineError."""
         found = await in_thread(self.engine.containers)
         return [container for container in found if container.labels.get(labels.HOME) == self.home]
-
-    def privileged(self) -> list[Container]:
-        """Return the running containers that may open every device there is, as of the last look."""
-        return [container for container in self._known.values() if container.privileged]
 
     # -- following --------------------------------------------------------------------------------------------------
 
@@ -161,7 +157,7 @@ class Containers:
             problems = [e for e in await asyncio.gather(*tasks, return_exceptions=True) if e is not None]
             for container in mine:
                 await self._tidy(await look.latest(container))
-            await self._find_strangers(look)
+            await self.strangers.find(look)
             for problem in problems:
                 raise problem
 
@@ -169,7 +165,7 @@ class Containers:
         launch = self.launches.get(lease.id)
         return launch is None or launch.started
 
-    async def _compare(self, lease: Lease, look: "Look") -> None:
+    async def _compare(self, lease: Lease, look: Look) -> None:
         """Compare one lease with the containers that it is bound to."""
         assert isinstance(lease.binding, OnContainers)  # noqa: S101 - tells mypy
         found = [await self._found(lease, name, known_id, look) for name, known_id in lease.binding.containers]
@@ -217,13 +213,13 @@ class Containers:
             with suppress(EngineError):  # the next look will tell
                 await self._compare(lease, Look(self.engine))
 
-    async def _found(self, lease: Lease, name: str, known_id: str, look: "Look") -> Container | None:
+    async def _found(self, lease: Lease, name: str, known_id: str, look: Look) -> Container | None:
         found = await look.inspect(known_id or container_name(lease, name))
         if found is not None and not known_id and found.labels.get(labels.LEASE) != lease.id:
             return None  # somebody else's, of the name that we had in mind
         return found
 
-    async def _hand_over(self, lease: Lease, mine: list[Container], look: "Look") -> None:
+    async def _hand_over(self, lease: Lease, mine: list[Container], look: Look) -> None:
         """Bind a lease that a docker command holds to the container that it has started, if it has."""
         orphan = self.broker.orphans.get(lease.id)
         starting = False
@@ -245,120 +241,16 @@ class Containers:
             else:
                 self.broker.binding_ended(lease.id, orphan.reason)
 
-    async def _tell_exit(self, container_id: str, look: "Look") -> None:
+    async def _tell_exit(self, container_id: str, look: Look) -> None:
         found = await look.inspect(container_id)
         if found is None or not (found.lives or found.status == "created"):
             future = self._exits.pop(container_id)
             if not future.done():
                 future.set_result(found.exit_code if found is not None else None)
 
-    async def _find_strangers(self, look: "Look") -> None:
-        """Tell the broker of running containers that have chips and no lease for them.
-
-        One of our own that was started again gets its lease again, if its chips are free.
-        """
-        running = await in_thread(self.engine.running)
-        now_known: dict[str, Container] = {}
-        strangers: dict[int, tuple[User, ...]] = {}
-        guests: dict[str, tuple[User, ...]] = {}
-        conflicts: dict[str, str] = {}
-        for known in await asyncio.gather(*(self._as_it_is(listed, look) for listed in running)):
-            if known is None or not known.lives or not self._is_ready(known):
-                continue
-            now_known[known.id] = known
-            if self._is_bound(known):
-                continue
-            chips = chips_in(self.broker.ledger, known, self.home)
-            user = User(known.pid, "container", known.name, known.id)
-            host = self._host_of(known, chips)
-            if host is not None:
-                guests[host.id] = (*guests.get(host.id, ()), user)
-                continue
-            if chips and self.is_our_own(known) and not self._lease_again(known, chips):
-                conflicts[known.id] = self._conflict(known, chips)
-            for index in () if self._is_bound(known) else chips:
-                strangers[index] = (*strangers.get(index, ()), user)
-        self._known, self.conflicts = now_known, conflicts
-        self.broker.take_containers(strangers, guests)
-
-    def _host_of(self, container: Container, chips: list[int]) -> Lease | None:
-        """Return the lease by right of which a container has its chips, though that is bound to something else.
-
-        Such is one that was started with the arguments of `neurond env ID --docker-args`.
-        """
-        lease = self.broker.ledger.leases.get(container.labels.get(labels.LEASE, ""))
-        if lease is None or isinstance(lease.binding, OnContainers):
-            return None
-        return lease if chips and set(chips) <= set(lease.chips) else None
-
-    async def _as_it_is(self, listed: Container, look: "Look") -> Container | None:
-        """Return a container that runs; where the engine fails on it, what was known of it counts."""
-        known = self._known.get(listed.id)
-        if known is not None and not self._has_chips(known):
-            return known
-        try:  # also one with chips that is known: it may have ended meanwhile
-            return await look.inspect(listed.id)
-        except EngineError as error:
-            log.warning("container.not_inspected", container=listed.name, error=str(error))
-            return known
-
-    def _has_chips(self, container: Container) -> bool:
-        return bool(chips_in(self.broker.ledger, container, self.home))
-
     def _is_ready(self, container: Container) -> bool:
         launch = self.launches.get(container.labels.get(labels.LEASE, ""))
         return launch is None or launch.started
-
-    def _is_bound(self, container: Container) -> bool:
-        leases = self.broker.ledger.leases.values()
-        return any(container.id in container_ids(lease.binding) for lease in leases)
-
-    def is_our_own(self, container: Container) -> bool:
-        """Tell whether a container has or had a lease of ours: by its id, or by the name that we gave it."""
-        if container.labels.get(labels.HOME) != self.home:
-            return False
-        ledger = self.broker.ledger
-        leases = [*ledger.leases.values(), *(lease for lease, _ in ledger.ended)]
-        return container.labels.get(labels.NAME) == container.name or any(
-            container.id in container_ids(lease.binding) for lease in leases
-        )
-
-    def _lease_again(self, container: Container, chips: list[int]) -> bool:
-        """Lease the chips of a container that was started again; False if somebody else has one of them."""
-        uid = labels.uid_of(container.labels) or 0
-        owner = Owner(uid, processes.user_name(uid))
-        binding = ByContainer(container.name, container.id)
-        try:
-            lease = self.broker.adopt(owner, binding, tuple(chips), container.name)
-        except NoCapacity:
-            return False
-        except Refused as error:  # nothing can be recorded now: that is no conflict, and the next look tries again
-            log.info("container.not_leased_again", container=container.name, reason=str(error))
-            return True
-        log.info("container.leased_again", container=container.name, lease=lease.id, chips=chips)
-        return True
-
-    def _conflict(self, container: Container, chips: list[int]) -> str:
-        """Say that a container runs on chips of others, and stop it if that is wanted."""
-        holders = {self.broker.ledger.holder_of(index) for index in chips}
-        whose = ", ".join(f"{lease.id} ({lease.owner.name})" for lease in holders if lease is not None) or "nobody"
-        sentence = f"container {container.name} was started again on chips {ranges(chips)}, which belong to {whose} now"
-        if container.id not in self.conflicts:
-            follows = "stopping it" if self._stop_conflicts else "it is named in neurond ls and check; stop it"
-            log.warning("container.conflict", container=container.name, chips=chips, leases=whose, follows=follows)
-        if self._stop_conflicts and container.id not in self._stopping:
-            self._stopping[container.id] = self._loop.create_task(self._stop(container))
-        return sentence
-
-    async def _stop(self, container: Container) -> None:
-        """Stop a container. No look waits for that, as its grace may be long."""
-        try:
-            await self.stop(container.id, CONFLICT_GRACE)
-        except EngineError as error:
-            log.warning("container.not_stopped", container=container.name, error=str(error), follows="trying again")
-        finally:
-            del self._stopping[container.id]
-            self._again.set()
 
     async def _tidy(self, container: Container) -> None:
         """Have removed what nobody will miss: a container never started, or one that was to be removed when it ends.
@@ -372,7 +264,7 @@ class Containers:
         if lease is not None and lease.state == "active" and not await self._was_given_up(lease, container):
             return
         half_made = container.status == "created" and container.labels.get(labels.NAME) == container.name
-        ended = container.labels.get(labels.REMOVE) == "yes" and self.is_our_own(container)
+        ended = container.labels.get(labels.REMOVE) == "yes" and self.strangers.is_our_own(container)
         if (half_made or ended) and container.id not in self._removing:
             self._removing[container.id] = self._loop.create_task(self._remove(container))
 
@@ -428,33 +320,6 @@ class Containers:
         if action == "start":
             self._may_be_restarted.pop(container_id, None)
         self._again.set()
-
-
-class Look:
-    """One look: each container is inspected once."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._asked: dict[str, asyncio.Task[Container | None]] = {}
-
-    async def inspect(self, container: str) -> Container | None:
-        """Return a container by id or name as it is now; None if there is none. Raises EngineError."""
-        if container not in self._asked:
-            asking = in_thread(self._engine.inspect, container)
-            self._asked[container] = asyncio.get_running_loop().create_task(asking)
-        return await self._asked[container]
-
-    async def latest(self, listed: Container) -> Container:
-        """Return a container as it was when it was inspected, if it was: the list can lag behind."""
-        asked = self._asked.get(listed.id)
-        with suppress(EngineError):
-            return (await asked if asked is not None else None) or listed
-        return listed
-
-
-def container_ids(binding: Binding) -> set[str]:
-    """Return the ids of the containers that a lease is bound to."""
-    return {one for _, one in binding.containers if one} if isinstance(binding, OnContainers) else set()
 
 
 def is_handed_over_next(lease: Lease) -> bool:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from neurond import wire
 from neurond.daemon import labels
 from neurond.daemon.broker import Broker
-from neurond.daemon.containers import Containers, container_ids
+from neurond.daemon.containers import Containers
 from neurond.daemon.launching import Launching, failed
 from neurond.daemon.openable import chips_in
 from neurond.daemon.points import reach
@@ -20,7 +20,7 @@ from neurond.daemon.threads import in_thread
 from neurond.host import processes
 from neurond.host.docker import Container, EngineError
 from neurond.ledger.errors import InvalidRequest, NoSuchLease, NotAllowed
-from neurond.ledger.leases import ByContainer, ByTask, Lease, OnContainers
+from neurond.ledger.leases import ByContainer, ByTask, Lease, OnContainers, container_ids
 
 SHORTEST_ID = 6
 
@@ -99,7 +99,7 @@ class Managing:
         lease = self._lease_of(container)
         if lease is not None and lease.id == wanted:
             return True
-        return container.labels[labels.LEASE] == wanted and self.containers.is_our_own(container)
+        return container.labels[labels.LEASE] == wanted and self.containers.strangers.is_our_own(container)
 
     async def _stop(self, call: Call, request: wire.ContainerStop) -> wire.Done:
         grace = None if request.timeout is None else int(seconds("timeout", request.timeout))

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import structlog
 
-from neurond.daemon import containers, labels, openable
+from neurond.daemon import labels, openable
 from neurond.host import journal, processes
 from neurond.host.docker import Container, Engine, EngineError, EngineUnreachable
 from neurond.ledger.chips import Chip, mask_of
 from neurond.ledger.events import Event, LeaseEnded, LeaseGranted
-from neurond.ledger.leases import ByConnection, ByContainer, ByProcess, ByTime, Lease, Owner, Want
+from neurond.ledger.leases import ByConnection, ByContainer, ByProcess, ByTime, Lease, Owner, Want, container_ids
 from neurond.ledger.ledger import Ledger
 
 log = structlog.get_logger()
@@ -110,7 +110,7 @@ def _adopt(ledger: Ledger, engine: Engine, home: str, now: float) -> list[Event]
 
     Labels alone are no proof: an image can carry them, as `docker commit` keeps them.
     """
-    known = {one for lease in ledger.leases.values() for one in containers.container_ids(lease.binding)}
+    known = {one for lease in ledger.leases.values() for one in container_ids(lease.binding)}
     events: list[Event] = []
     for container in _running(engine, home):
         lease_id = container.labels[labels.LEASE]

@@ -104,6 +104,11 @@ BINDINGS: dict[str, type[Binding]] = {
 OnContainers = ByContainer | ByTask
 
 
+def container_ids(binding: Binding) -> set[str]:
+    """Return the ids of the containers that a lease is bound to."""
+    return {one for _, one in binding.containers if one} if isinstance(binding, OnContainers) else set()
+
+
 @dataclass(frozen=True, slots=True)
 class Lease:
     """Who holds which chips since when, and until what happens.
