@@ -267,6 +267,6 @@ def test_a_chip_that_vanishes_before_its_container_starts(docker_daemon: Daemon,
     assert docker_daemon.cli("simulate", "remove", "0").returncode == 0
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 66
-    assert "has gone from this host since it was granted" in errors
+    assert "chip 0 has vanished from the host since it was leased" in errors
     assert not ours(engine)
     eventually(lambda: not docker_daemon.leases())
