@@ -16,7 +16,7 @@ import structlog
 
 from neurond.daemon.access import Access
 from neurond.daemon.bindings import Bindings
-from neurond.daemon.logs import fields_of
+from neurond.daemon.logs import flush_events, log_event
 from neurond.daemon.points import reach
 from neurond.daemon.recording import Recording
 from neurond.daemon.server import Connection, Server
@@ -353,7 +353,7 @@ class Broker:
         now = time.time()
         for event in events:
             self.watchers.happened(self.recording.add(now, event), now, event)
-            log.info(event.kind, **fields_of(event))
+            log_event(now, event)
             reach(event.kind)
             match event:
                 case LeaseGranted(lease):
@@ -415,6 +415,7 @@ class Broker:
         """
         broken = self.recording.commit(lambda lease_id: self.end(lease_id, "it could not be recorded"))
         self.watchers.tell()
+        flush_events()
         self.before_replies()
         return broken
 
