@@ -122,6 +122,7 @@ class Broker:
         self._just_draining: set[str] = set()
         self._closed_once: set[str] = set()
         self._left_over: dict[str, tuple[User, ...]] = {}
+        self._answering = False
         self._loop = asyncio.get_running_loop()
 
     # -- facts ------------------------------------------------------------------------------------------------------
@@ -206,7 +207,7 @@ class Broker:
 
     def _doubt(self) -> None:
         """Have those who wait wait for a look, where a free chip was opened since the last one."""
-        self.ledger.doubted = self.usage.opens.look()
+        self.ledger.doubted = self._opened()
         if self.ledger.doubted & self.ledger.free:  # also as the look above took the news from whom it would have woken
             self.usage.soon()
 
@@ -244,7 +245,7 @@ class Broker:
         """
         if isinstance(lease.binding, OnContainers) or processes.boottime() - lease.up >= SHORT_LEASE:
             return True
-        return bool(self.usage.opens.look() & mask_of(lease.chips))
+        return bool(self._opened() & mask_of(lease.chips))
 
     def end(self, lease_id: str, reason: str) -> None:
         """End a lease or a waiting request; nothing happens if it is over already."""
@@ -265,7 +266,7 @@ class Broker:
         It is not while a free chip was just opened, perhaps by a stranger, or a lease has just begun to drain, perhaps
         with nobody on its chips.
         """
-        return not self._just_draining and not self.usage.opens.look() & self.ledger.free
+        return not self._just_draining and not self._opened() & self.ledger.free
 
     async def known(self) -> None:
         """Look who has chips open, until that is known or some status tool opens them all the time."""
@@ -346,6 +347,17 @@ class Broker:
         for waiter in waiting.waiters:
             waiter.refused(WaitTimedOut(f"waited {wait:g} s: {reason}", reason.holders))
 
+    # -- turns of the loop ------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Take in what was opened, before the calls of a turn are answered: they were all read before this."""
+        self.usage.opens.look()
+        self._answering = True
+
+    def _opened(self) -> int:
+        """Return the mask of the chips that may be open; while calls are answered, as of the beginning of that."""
+        return self.usage.opens.noted if self._answering else self.usage.opens.look()
+
     # -- every change -----------------------------------------------------------------------------------------------
 
     def happened(self, events: Iterable[Event]) -> None:
@@ -413,6 +425,7 @@ class Broker:
 
         The server calls this before it sends the replies of a turn.
         """
+        self._answering = False
         broken = self.recording.commit(lambda lease_id: self.end(lease_id, "it could not be recorded"))
         self.watchers.tell()
         flush_events()

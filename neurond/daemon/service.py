@@ -121,7 +121,7 @@ async def _run(options: Options, undo: ExitStack) -> None:
     checking = Checking(broker, containers, discovery)
     tasks = Tasks(requests, containers, launching)
     answering = (requests, launching, tasks, managing, checking, fence, About(broker, simulated, engine))
-    server = Server(answering, broker.commit, most)
+    server = Server(answering, broker.begin, broker.commit, most)
     broker.server = server
     server.on_disconnect += [broker.disconnected, managing.disconnected]
 
