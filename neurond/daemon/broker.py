@@ -307,7 +307,7 @@ class Broker:
         return lease, reason
 
     def _may_wait(self, owner: Owner) -> bool:
-        waiting = sum(1 for lease in self.ledger.queue.values() if lease.owner.uid == owner.uid)
+        waiting = self.ledger.waiting(owner.uid)
         if waiting >= MOST_WAITING:
             raise NoCapacity(f"{waiting} requests of {owner.name} wait already, which is the limit for one user")
         return True
