@@ -30,6 +30,7 @@ from neurond.ledger.errors import NoCapacity, NoSuchLease, Refused, WaitTimedOut
 from neurond.ledger.events import Event, LeaseBound, LeaseDraining, LeaseEnded, LeaseGranted, LeaseQueued, LeaseRevived
 from neurond.ledger.leases import Binding, ByProcess, ByTime, Lease, OnContainers, Owner, Want
 from neurond.ledger.ledger import Ledger
+from neurond.ledger.values import value
 
 log = structlog.get_logger()
 
@@ -44,7 +45,7 @@ STUCK_AFTER = float(os.environ.get("NEUROND_STUCK_AFTER", "30"))
 """Seconds that a lease may drain before it is called stuck."""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Rules:
     """What is configured: the logical core setting, the group that may lease, and our own uid.
 
@@ -59,7 +60,7 @@ class Rules:
     note: Callable[[], str | None]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@value(frozen=True, slots=True, eq=False)
 class Waiter:
     """Who is told when a queued request has its outcome."""
 
@@ -75,7 +76,7 @@ class Waiting:
     timer: asyncio.TimerHandle
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Wish:
     """A request for chips, checked and complete; `wait` and `ttl` (a limit that counts from the grant) in seconds."""
 
@@ -90,7 +91,7 @@ class Wish:
     for_container: Literal["", "run", "create"] = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Orphan:
     """Why a lease has no holder now, and since when, by the loop's clock."""
 

@@ -5,14 +5,13 @@ its end, after the journal has what the replies promise.
 """
 
 import asyncio
-import inspect
 import socket
 import struct
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, Union, cast
 
 import msgspec
 import structlog
@@ -71,7 +70,8 @@ class ServiceError(Exception):
         self.reply = {"error": f"{SERVICE}.{error}", "parameters": {parameter: value}}
 
 
-Handler = Callable[["Call", Any], "wire.Message | Coroutine[Any, Any, wire.Message | None] | None"]
+Answer = wire.Message | Coroutine[Any, Any, wire.Message | None] | None
+Handler = Callable[["Call", Any], Answer]
 
 
 class Answering(Protocol):
@@ -87,6 +87,17 @@ _parameters = {name: msgspec.json.Decoder(method.parameters) for name, method in
 _encode = msgspec.json.Encoder().encode
 
 
+def _call_of(name: str, parameters: type[msgspec.Struct]) -> type[msgspec.Struct]:
+    """Return the type of a whole call of this method."""
+    fields: list[tuple[str, Any, Any]] = [("more", bool | None, False), ("oneway", bool | None, False)]
+    tag = f"{wire.INTERFACE}.{name}"
+    return msgspec.defstruct(name, [("parameters", parameters), *fields], tag_field="method", tag=tag)
+
+
+_calls = {name: _call_of(name, method.parameters) for name, method in wire.METHODS.items()}
+_decode_call: Callable[[bytes], Any] = msgspec.json.Decoder(Union[tuple(_calls.values())]).decode  # noqa: UP007
+
+
 class Call:
     """One call of one client, from its arrival to its last reply.
 
@@ -96,10 +107,10 @@ class Call:
 
     __slots__ = ("connection", "more", "on_gone", "oneway", "task")
 
-    def __init__(self, connection: "Connection", *, more: bool, oneway: bool) -> None:
+    def __init__(self, connection: "Connection") -> None:
         self.connection = connection
-        self.more = more
-        self.oneway = oneway
+        self.more = False
+        self.oneway = False
         self.on_gone: Callable[[], None] | None = None
         self.task: asyncio.Task[None] | None = None
 
@@ -156,6 +167,7 @@ class Server:
     ) -> None:
         self.most = most
         self.handlers = {name: handler for one in answering for name, handler in one.handlers().items()}
+        self.handler_of = {_calls[name]: handler for name, handler in self.handlers.items()}
         self.on_disconnect: list[Callable[[Connection], None]] = []
         self.connections: set[Connection] = set()
         self.users: Counter[int] = Counter()
@@ -347,16 +359,9 @@ class Connection(asyncio.Protocol):
             self._refuse(f"a message or calls sent ahead are longer than {wire.MAX_MESSAGE} bytes; closing")
 
     def _dispatch(self, message: bytes) -> None:
-        call = self._current = Call(self, more=False, oneway=False)
+        call = self._current = Call(self)
         try:
-            envelope = _envelope.decode(message)
-            call.more, call.oneway = bool(envelope.more), bool(envelope.oneway)
-            interface, _, name = envelope.method.rpartition(".")
-            parameters = b"{}" if bytes(envelope.parameters) == b"null" else envelope.parameters
-            if interface == wire.INTERFACE and name in self.server.handlers:
-                result = self.server.handlers[name](call, _parameters[name].decode(parameters))
-            else:
-                result = _service(interface, name, parameters)
+            result = self._handle(call, message)
         except (Refused, ServiceError) as error:
             _answer_error(call, error)
         except msgspec.ValidationError as error:
@@ -364,13 +369,37 @@ class Connection(asyncio.Protocol):
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             call.fail(wire.BadMessage(f"not a varlink call: {error}"))
         except Exception:
-            log.exception("server.handler_failed", method=envelope.method)
+            log.exception("server.handler_failed", call=message[:100].decode(errors="replace"))
             call.fail(wire.BadMessage("neurond failed on this call: its log has the details"))
         else:
-            if inspect.iscoroutine(result):
-                call.task = asyncio.get_running_loop().create_task(_finish(call, result))
+            if result is None:
+                pass
             elif isinstance(result, wire.Message):
                 call.reply(result)
+            else:
+                call.task = self.server.loop.create_task(_finish(call, result))
+
+    def _handle(self, call: Call, message: bytes) -> Answer:
+        """Decode a call in one step, and have it answered."""
+        try:
+            asked = _decode_call(message)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return self._handle_other(call, message)
+        if asked.more:
+            call.more = True
+        if asked.oneway:
+            call.oneway = True
+        return self.server.handler_of[type(asked)](call, asked.parameters)
+
+    def _handle_other(self, call: Call, message: bytes) -> Answer:
+        """Take a call apart: one of varlink's own, one without parameters, or one with something wrong in it."""
+        envelope = _envelope.decode(message)
+        call.more, call.oneway = bool(envelope.more), bool(envelope.oneway)
+        interface, _, name = envelope.method.rpartition(".")
+        parameters = b"{}" if bytes(envelope.parameters) == b"null" else envelope.parameters
+        if interface == wire.INTERFACE and name in self.server.handlers:
+            return self.server.handlers[name](call, _parameters[name].decode(parameters))
+        return _service(interface, name, parameters)
 
 
 async def _finish(call: Call, work: Coroutine[Any, Any, wire.Message | None]) -> None:
