@@ -123,7 +123,7 @@ class Broker:
         self._just_draining: set[str] = set()
         self._closed_once: set[str] = set()
         self._left_over: dict[str, tuple[User, ...]] = {}
-        self._answering = False
+        self._now = 0.0  # the wall clock at which the calls of this turn are answered, 0 at other times
         self._loop = asyncio.get_running_loop()
 
     # -- facts ------------------------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ class Broker:
         """End a lease or a waiting request; nothing happens if it is over already."""
         self._doubt()
         with suppress(NoSuchLease):
-            self.happened(self.ledger.end(lease_id, reason, time.time()))
+            self.happened(self.ledger.end(lease_id, reason, self._now or time.time()))
 
     def disconnected(self, connection: Connection) -> None:
         """Take note that a client is gone."""
@@ -276,9 +276,9 @@ class Broker:
                 return
             await self.usage.look()
 
-    def ask(self, wish: Wish, waiter: Waiter, connection: Connection | None = None) -> tuple[Lease, NoCapacity | None]:
-        """Lease chips now, or queue the request: then `waiter` has the outcome, and why it waits is returned too."""
-        now = time.time()
+    def ask(self, wish: Wish, connection: Connection | None = None) -> tuple[Lease, NoCapacity | None]:
+        """Lease chips now, or queue the request: then why it waits is returned too, and `join` says who is told."""
+        now = self._now or time.time()
         want = wish.want
         self.recording.must_work()
         if not self.ledger.chips and not (wish.wait and want.missing_ok):
@@ -299,7 +299,7 @@ class Broker:
         if isinstance(events[0], LeaseQueued):
             reason = self.ledger.why_not(want, now)
             timer = self._loop.call_later(wish.wait, self._waited_long_enough, lease.id, wish.wait)
-            self._waiting[lease.id] = Waiting([waiter], timer)
+            self._waiting[lease.id] = Waiting([], timer)
             if wish.ttl is not None:
                 self._ttls[lease.id] = wish.ttl
         self.happened(events)
@@ -314,7 +314,7 @@ class Broker:
         return True
 
     def join(self, lease_id: str, waiter: Waiter) -> None:
-        """Let one more client wait for the outcome of a queued request."""
+        """Let a client wait for the outcome of a queued request."""
         self._waiting[lease_id].waiters.append(waiter)
 
     def leave(self, lease_id: str, waiter: Waiter, reason: str) -> None:
@@ -353,17 +353,17 @@ class Broker:
     def begin(self) -> None:
         """Take in what was opened, before the calls of a turn are answered: they were all read before this."""
         self.usage.opens.look()
-        self._answering = True
+        self._now = time.time()
 
     def _opened(self) -> int:
         """Return the mask of the chips that may be open; while calls are answered, as of the beginning of that."""
-        return self.usage.opens.noted if self._answering else self.usage.opens.look()
+        return self.usage.opens.noted if self._now else self.usage.opens.look()
 
     # -- every change -----------------------------------------------------------------------------------------------
 
     def happened(self, events: Iterable[Event]) -> None:
         """Let everybody know what has happened to the ledger."""
-        now = time.time()
+        now = self._now or time.time()
         for event in events:
             self.watchers.happened(self.recording.add(now, event), now, event)
             log_event(now, event)
@@ -407,7 +407,9 @@ class Broker:
         self._forget_end(lease_id)
         self._ttls.pop(lease_id, None)
         self.orphans.pop(lease_id, None)
-        lease = next(lease for lease, _ in reversed(self.ledger.ended) if lease.id == lease_id)
+        lease = self.ledger.ended[-1][0]
+        if lease.id != lease_id:
+            lease = next(lease for lease, _ in reversed(self.ledger.ended) if lease.id == lease_id)
         self.access.refresh_some(lease.chips)
         waiting = self._waiting.pop(lease_id, None)
         if waiting is not None:
@@ -426,7 +428,7 @@ class Broker:
 
         The server calls this before it sends the replies of a turn.
         """
-        self._answering = False
+        self._now = 0.0
         broken = self.recording.commit(lambda lease_id: self.end(lease_id, "it could not be recorded"))
         self.watchers.tell()
         flush_events()

@@ -92,14 +92,11 @@ def flush_events() -> None:
         _stderr.write("")
 
 
+@lru_cache(maxsize=1)
 def _timestamp(now: float) -> str:
+    """Return a time as structlog writes it; what happens in a turn of the loop has one."""
     second = int(now)
-    return f"{_second(second)}.{int((now - second) * 1e6):06}Z"
-
-
-@lru_cache(maxsize=2)
-def _second(second: int) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second)) + f".{int((now - second) * 1e6):06}Z"
 
 
 def _first_things_first(logger: Any, method: str, line: MutableMapping[str, Any]) -> Mapping[str, Any]:
