@@ -15,6 +15,8 @@ have_package_for() {
         umockdev) command -v umockdev-run ;;
         busybox-static) [ -x /bin/busybox ] && ! ldd /bin/busybox ;;
         acl) command -v setfacl ;;
+        redis-server) command -v redis-server ;;
+        etcd-server) command -v etcd ;;
         mmdebstrap | patchelf) command -v "$1" ;;
         systemd) command -v systemd-analyze ;;
         python3-venv) find_python ;;

@@ -1,11 +1,14 @@
 """The instance types: what a host of each kind should have. The data is in instances.toml, made for reading."""
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 
 from neurond.ledger.topology import Shape, Topology
+
+MOST_COPIES = 6
+"""A chip's number has two digits at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,11 @@ def look_up(name: str) -> InstanceType:
     """Return the instance type of this name.
 
     A name that is not in the catalog is accepted (`known` is False): its chips are leased one at a time, and
-    nothing is claimed about their cores, memory or links.
+    nothing is claimed about their cores, memory or links. For simulation only, `trn1.32xlarge*4` is a host of four
+    times the chips, up to MOST_COPIES times, whose links are not known either.
     """
     unknown = InstanceType(name or "unknown", "Neuron", 1, 0, 1, 0, "single", "unknown", known=False)
+    base, _, times = name.partition("*")
+    if base in _all() and times.isdecimal() and 1 <= int(times) <= MOST_COPIES:
+        return replace(_all()[base], name=name, chips=_all()[base].chips * int(times), links="unknown")
     return _all().get(name, unknown)

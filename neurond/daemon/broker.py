@@ -16,7 +16,7 @@ import structlog
 
 from neurond.daemon.access import Access
 from neurond.daemon.bindings import Bindings
-from neurond.daemon.logs import fields_of
+from neurond.daemon.logs import flush_events, log_event
 from neurond.daemon.points import reach
 from neurond.daemon.recording import Recording
 from neurond.daemon.server import Connection, Server
@@ -30,6 +30,7 @@ from neurond.ledger.errors import NoCapacity, NoSuchLease, Refused, WaitTimedOut
 from neurond.ledger.events import Event, LeaseBound, LeaseDraining, LeaseEnded, LeaseGranted, LeaseQueued, LeaseRevived
 from neurond.ledger.leases import Binding, ByProcess, ByTime, Lease, OnContainers, Owner, Want
 from neurond.ledger.ledger import Ledger
+from neurond.ledger.values import value
 
 log = structlog.get_logger()
 
@@ -44,7 +45,7 @@ STUCK_AFTER = float(os.environ.get("NEUROND_STUCK_AFTER", "30"))
 """Seconds that a lease may drain before it is called stuck."""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Rules:
     """What is configured: the logical core setting, the group that may lease, and our own uid.
 
@@ -59,7 +60,7 @@ class Rules:
     note: Callable[[], str | None]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@value(frozen=True, slots=True, eq=False)
 class Waiter:
     """Who is told when a queued request has its outcome."""
 
@@ -75,7 +76,7 @@ class Waiting:
     timer: asyncio.TimerHandle
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Wish:
     """A request for chips, checked and complete; `wait` and `ttl` (a limit that counts from the grant) in seconds."""
 
@@ -90,7 +91,7 @@ class Wish:
     for_container: Literal["", "run", "create"] = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Orphan:
     """Why a lease has no holder now, and since when, by the loop's clock."""
 
@@ -123,6 +124,7 @@ class Broker:
         self._just_draining: set[str] = set()
         self._closed_once: set[str] = set()
         self._left_over: dict[str, tuple[User, ...]] = {}
+        self._now = 0.0  # the wall clock at which the calls of this turn are answered, 0 at other times
         self._loop = asyncio.get_running_loop()
 
     # -- facts ------------------------------------------------------------------------------------------------------
@@ -212,7 +214,7 @@ class Broker:
 
     def _doubt(self) -> None:
         """Have those who wait wait for a look, where a free chip was opened since the last one."""
-        self.ledger.doubted = self.usage.opens.look()
+        self.ledger.doubted = self._opened()
         if self.ledger.doubted & self.ledger.free:  # also as the look above took the news from whom it would have woken
             self.usage.soon()
 
@@ -254,13 +256,13 @@ class Broker:
             or processes.boottime() - lease.up >= SHORT_LEASE
         ):
             return True
-        return bool(self.usage.opens.look() & mask_of(lease.chips))
+        return bool(self._opened() & mask_of(lease.chips))
 
     def end(self, lease_id: str, reason: str) -> None:
         """End a lease or a waiting request; nothing happens if it is over already."""
         self._doubt()
         with suppress(NoSuchLease):
-            self.happened(self.ledger.end(lease_id, reason, time.time()))
+            self.happened(self.ledger.end(lease_id, reason, self._now or time.time()))
 
     def disconnected(self, connection: Connection) -> None:
         """Take note that a client is gone."""
@@ -275,7 +277,7 @@ class Broker:
         It is not while a free chip was just opened, perhaps by a stranger, or a lease has just begun to drain, perhaps
         with nobody on its chips.
         """
-        return not self._just_draining and not self.usage.opens.look() & self.ledger.free
+        return not self._just_draining and not self._opened() & self.ledger.free
 
     async def known(self) -> None:
         """Look who has chips open, until that is known or some status tool opens them all the time."""
@@ -284,9 +286,9 @@ class Broker:
                 return
             await self.usage.look()
 
-    def ask(self, wish: Wish, waiter: Waiter, connection: Connection | None = None) -> tuple[Lease, NoCapacity | None]:
-        """Lease chips now, or queue the request: then `waiter` has the outcome, and why it waits is returned too."""
-        now = time.time()
+    def ask(self, wish: Wish, connection: Connection | None = None) -> tuple[Lease, NoCapacity | None]:
+        """Lease chips now, or queue the request: then why it waits is returned too, and `join` says who is told."""
+        now = self._now or time.time()
         want = wish.want
         self.recording.must_work()
         if not self.ledger.chips and not (wish.wait and want.missing_ok):
@@ -307,7 +309,7 @@ class Broker:
         if isinstance(events[0], LeaseQueued):
             reason = self.ledger.why_not(want, now)
             timer = self._loop.call_later(wish.wait, self._waited_long_enough, lease.id, wish.wait)
-            self._waiting[lease.id] = Waiting([waiter], timer)
+            self._waiting[lease.id] = Waiting([], timer)
             if wish.ttl is not None:
                 self._ttls[lease.id] = wish.ttl
         self.happened(events)
@@ -316,13 +318,13 @@ class Broker:
         return lease, reason
 
     def _may_wait(self, owner: Owner) -> bool:
-        waiting = sum(1 for lease in self.ledger.queue.values() if lease.owner.uid == owner.uid)
+        waiting = self.ledger.waiting(owner.uid)
         if waiting >= MOST_WAITING:
             raise NoCapacity(f"{waiting} requests of {owner.name} wait already, which is the limit for one user")
         return True
 
     def join(self, lease_id: str, waiter: Waiter) -> None:
-        """Let one more client wait for the outcome of a queued request."""
+        """Let a client wait for the outcome of a queued request."""
         self._waiting[lease_id].waiters.append(waiter)
 
     def leave(self, lease_id: str, waiter: Waiter, reason: str) -> None:
@@ -356,14 +358,25 @@ class Broker:
         for waiter in waiting.waiters:
             waiter.refused(WaitTimedOut(f"waited {wait:g} s: {reason}", reason.holders))
 
+    # -- turns of the loop ------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Take in what was opened, before the calls of a turn are answered: they were all read before this."""
+        self.usage.opens.look()
+        self._now = time.time()
+
+    def _opened(self) -> int:
+        """Return the mask of the chips that may be open; while calls are answered, as of the beginning of that."""
+        return self.usage.opens.noted if self._now else self.usage.opens.look()
+
     # -- every change -----------------------------------------------------------------------------------------------
 
     def happened(self, events: Iterable[Event]) -> None:
         """Let everybody know what has happened to the ledger."""
-        now = time.time()
+        now = self._now or time.time()
         for event in events:
             self.watchers.happened(self.recording.add(now, event), now, event)
-            log.info(event.kind, **fields_of(event))
+            log_event(now, event)
             reach(event.kind)
             match event:
                 case LeaseGranted(lease):
@@ -404,7 +417,9 @@ class Broker:
         self._forget_end(lease_id)
         self._ttls.pop(lease_id, None)
         self.orphans.pop(lease_id, None)
-        lease = next(lease for lease, _ in reversed(self.ledger.ended) if lease.id == lease_id)
+        lease = self.ledger.ended[-1][0]
+        if lease.id != lease_id:
+            lease = next(lease for lease, _ in reversed(self.ledger.ended) if lease.id == lease_id)
         self.access.refresh_some(lease.chips)
         waiting = self._waiting.pop(lease_id, None)
         if waiting is not None:
@@ -423,8 +438,10 @@ class Broker:
 
         The server calls this before it sends the replies of a turn.
         """
+        self._now = 0.0
         broken = self.recording.commit(lambda lease_id: self.end(lease_id, "it could not be recorded"))
         self.watchers.tell()
+        flush_events()
         self.before_replies()
         return broken
 

@@ -166,7 +166,9 @@ class Launching:
         if call.connection.gone:
             raise NoSuchLease("the client went away before its request")
         waiter = Waiter(settle, settle)
-        lease, reason = self.broker.ask(Wish(want, owner_of(call.peer), binding, name, wait), waiter)
+        lease, reason = self.broker.ask(Wish(want, owner_of(call.peer), binding, name, wait))
+        if reason is not None:
+            self.broker.join(lease.id, waiter)
         # From the first moment on, so that no look takes it for what a crash has left behind.
         self.containers.launches[lease.id] = Launch()
         try:

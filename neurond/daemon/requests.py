@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Coroutine
+from functools import lru_cache, partial
 from typing import Any
 
 import structlog
@@ -93,10 +94,10 @@ class Requests:
             want_of(request.count, request.chips, every=request.all, missing_ok=request.missing_ok),
             owner_of(call.peer),
             self._binding(call.peer, request.pid, request.ttl, connection_ok=True),
-            checked_name(request.name or ""),
-            seconds("wait", request.wait or 0),
+            checked_name(request.name) if request.name else "",
+            seconds("wait", request.wait) if request.wait else 0,
             request.ttl,
-            checked_name(request.key or "", "key"),
+            checked_name(request.key, "key") if request.key else "",
             bool(request.enforce),
             request.container or "",
         )
@@ -115,27 +116,31 @@ class Requests:
             self._ask(call, request, wish)
 
     def _ask(self, call: Call, request: wire.Acquire, wish: Wish) -> None:
-        def granted(lease: Lease) -> None:
-            call.on_gone = None
-            reply = wire.Acquired(lease.id, list(lease.chips))
-            if request.env:
-                reply.env = views.environment(self.ledger, lease, self.broker.rules.lnc)
-                reply.nodes, reply.cdi = views.nodes(self.ledger, lease), self.fence.name_of(lease)
-                reply.labels = labels_of(self.home, lease)
-            call.reply(reply, promises=lease.id)
-
-        waiter = Waiter(granted, call.fail)
         earlier = self.ledger.by_key(wish.owner.uid, wish.key) if wish.key else None
         if earlier is not None:
-            self._join(call, wish, earlier, waiter)
+            self._join(call, wish, earlier, self._waiter(call, request))
             return
-        lease, reason = self.broker.ask(wish, waiter, call.connection)
+        lease, reason = self.broker.ask(wish, call.connection)
         if reason is None:
-            granted(lease)
+            self._granted(call, request, lease)
             return
+        waiter = self._waiter(call, request)
+        self.broker.join(lease.id, waiter)
         call.on_gone = lambda: self.broker.leave(lease.id, waiter, GONE)
         if call.more:
             call.reply(wire.Acquired(lease.id, [], waiting=str(reason)), last=False)
+
+    def _waiter(self, call: Call, request: wire.Acquire) -> Waiter:
+        return Waiter(partial(self._granted, call, request), call.fail)
+
+    def _granted(self, call: Call, request: wire.Acquire, lease: Lease) -> None:
+        call.on_gone = None
+        reply = wire.Acquired(lease.id, list(lease.chips))
+        if request.env:
+            reply.env = views.environment(self.ledger, lease, self.broker.rules.lnc)
+            reply.nodes, reply.cdi = views.nodes(self.ledger, lease), self.fence.name_of(lease)
+            reply.labels = labels_of(self.home, lease)
+        call.reply(reply, promises=lease.id)
 
     def _join(self, call: Call, wish: Wish, earlier: Lease, waiter: Waiter) -> None:
         """Answer a request whose key another one has already: the same wish gets the same lease."""
@@ -196,8 +201,9 @@ class Requests:
 
     def _release(self, call: Call, request: wire.Release) -> None:
         lease = self.ledger.get(request.lease)
-        reason = checked_name(request.reason or "", "reason")
-        self.must_own(call.peer, lease, force=bool(request.force), reason=reason)
+        reason = checked_name(request.reason, "reason") if request.reason else ""
+        if call.peer.uid != lease.owner.uid:
+            self.must_own(call.peer, lease, force=bool(request.force), reason=reason)
         _refuse_container(lease)
         self.broker.recording.must_work()
         by = processes.user_name(call.peer.uid)
@@ -264,7 +270,12 @@ def _refuse_container(lease: Lease) -> None:
 
 def owner_of(peer: Peer) -> Owner:
     """Return the peer as the owner of a lease."""
-    return Owner(peer.uid, processes.user_name(peer.uid))
+    return _owner(peer.uid)
+
+
+@lru_cache(maxsize=1024)
+def _owner(uid: int) -> Owner:
+    return Owner(uid, processes.user_name(uid))
 
 
 def want_of(count: int | None, chips: list[int] | None, *, every: bool | None, missing_ok: bool | None) -> Want:

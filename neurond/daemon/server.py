@@ -5,14 +5,13 @@ its end, after the journal has what the replies promise.
 """
 
 import asyncio
-import inspect
 import socket
 import struct
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, Union, cast
 
 import msgspec
 import structlog
@@ -71,7 +70,8 @@ class ServiceError(Exception):
         self.reply = {"error": f"{SERVICE}.{error}", "parameters": {parameter: value}}
 
 
-Handler = Callable[["Call", Any], "wire.Message | Coroutine[Any, Any, wire.Message | None] | None"]
+Answer = wire.Message | Coroutine[Any, Any, wire.Message | None] | None
+Handler = Callable[["Call", Any], Answer]
 
 
 class Answering(Protocol):
@@ -87,6 +87,17 @@ _parameters = {name: msgspec.json.Decoder(method.parameters) for name, method in
 _encode = msgspec.json.Encoder().encode
 
 
+def _call_of(name: str, parameters: type[msgspec.Struct]) -> type[msgspec.Struct]:
+    """Return the type of a whole call of this method."""
+    fields: list[tuple[str, Any, Any]] = [("more", bool | None, False), ("oneway", bool | None, False)]
+    tag = f"{wire.INTERFACE}.{name}"
+    return msgspec.defstruct(name, [("parameters", parameters), *fields], tag_field="method", tag=tag)
+
+
+_calls = {name: _call_of(name, method.parameters) for name, method in wire.METHODS.items()}
+_decode_call: Callable[[bytes], Any] = msgspec.json.Decoder(Union[tuple(_calls.values())]).decode  # noqa: UP007
+
+
 class Call:
     """One call of one client, from its arrival to its last reply.
 
@@ -96,10 +107,10 @@ class Call:
 
     __slots__ = ("connection", "more", "on_gone", "oneway", "task")
 
-    def __init__(self, connection: "Connection", *, more: bool, oneway: bool) -> None:
+    def __init__(self, connection: "Connection") -> None:
         self.connection = connection
-        self.more = more
-        self.oneway = oneway
+        self.more = False
+        self.oneway = False
         self.on_gone: Callable[[], None] | None = None
         self.task: asyncio.Task[None] | None = None
 
@@ -141,48 +152,73 @@ def most_connections(files: int) -> int:
 
 
 class Server:
-    """All connections. `commit` writes the journal, and returns the leases whose news could not be written."""
+    """All connections. `commit` writes the journal, and returns the leases whose news could not be written.
+
+    What was read in one turn of the loop is answered together, at the beginning of the next: `begin` is called before,
+    `commit` after it, then the replies leave.
+    """
 
     def __init__(
-        self, answering: Iterable[Answering], commit: Callable[[], dict[str, Refused]], most: int = MOST_CONNECTIONS
+        self,
+        answering: Iterable[Answering],
+        begin: Callable[[], None],
+        commit: Callable[[], dict[str, Refused]],
+        most: int = MOST_CONNECTIONS,
     ) -> None:
         self.most = most
         self.handlers = {name: handler for one in answering for name, handler in one.handlers().items()}
+        self.handler_of = {_calls[name]: handler for name, handler in self.handlers.items()}
         self.on_disconnect: list[Callable[[Connection], None]] = []
         self.connections: set[Connection] = set()
         self.users: Counter[int] = Counter()
         """How many connections each uid has."""
+        self._begin = begin
         self._commit = commit
+        self._ready: list[Connection] = []
         self._outgoing: list[tuple[Connection, bytes, str | None]] = []
-        self._flush_due = False
-        self._loop = asyncio.get_running_loop()
+        self._turn_due = False
+        self.loop = asyncio.get_running_loop()
 
     def connection(self) -> "Connection":
         """Make the protocol of a new connection."""
         return Connection(self)
 
     def flush_soon(self) -> None:
-        """Have the journal written and replies sent at the end of this turn of the loop."""
-        if not self._flush_due:
-            self._flush_due = True
-            self._loop.call_soon(self._flush)
+        """Have the journal written and replies sent when this turn of the loop is over."""
+        if not self._turn_due:
+            self._turn_due = True
+            self.loop.call_soon(self._turn)
+
+    def answer_soon(self, connection: "Connection") -> None:
+        """Have the calls of a connection answered when all others have been read that are there to be read."""
+        self._ready.append(connection)
+        self.flush_soon()
 
     def send(self, connection: "Connection", data: bytes, promises: str | None) -> None:
         """Send these bytes at the end of this turn."""
         self._outgoing.append((connection, data, promises))
         self.flush_soon()
 
-    def _flush(self) -> None:
-        self._flush_due = False
+    def _turn(self) -> None:
+        ready, self._ready = self._ready, []
+        try:
+            if ready:
+                self._begin()
+            for connection in ready:
+                connection.answer()
+        finally:
+            self._turn_due = False
+            if self._ready:  # who has more to ask than its share of this turn
+                self.flush_soon()
         broken = self._commit()
         reach("reply.before-send")
         outgoing, self._outgoing = self._outgoing, []
+        refused = set()
         for connection, data, promises in outgoing:
-            if promises is not None and promises in broken:
-                connection.write(_failure(broken[promises]))
-            else:
-                connection.write(data)
-        for connection in {connection for connection, _, _ in outgoing if connection.refused}:
+            connection.write(_failure(broken[promises]) if broken and promises in broken else data)
+            if connection.refused:
+                refused.add(connection)
+        for connection in refused:
             connection.close()
 
 
@@ -226,7 +262,7 @@ class Connection(asyncio.Protocol):
         if self.refused:
             return
         self._unread += data
-        self._go_on()
+        self._answer_soon()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel what the client waits for, and tell whose leases were bound to the connection."""
@@ -250,7 +286,7 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """Note that the client has read enough."""
         self.may_write.set()
-        self._go_on_soon()
+        self._answer_soon()
 
     def _refuse(self, sentence: str) -> None:
         """Say why this connection is over, after what is on its way, and close it."""
@@ -269,7 +305,7 @@ class Connection(asyncio.Protocol):
         if last:
             self._current = None
             if self._unread:
-                self._go_on_soon()
+                self._answer_soon()
 
     def write(self, data: bytes) -> None:
         """Write to the socket now."""
@@ -292,17 +328,18 @@ class Connection(asyncio.Protocol):
 
     # -- calls ------------------------------------------------------------------------------------------------------
 
-    def _go_on_soon(self) -> None:
+    def _answer_soon(self) -> None:
         if not self._due:
             self._due = True
-            asyncio.get_running_loop().call_soon(self._go_on)
+            self.server.answer_soon(self)
 
     def _read(self, *, on: bool) -> None:
         if on != self._reading and self._transport is not None and not self._transport.is_closing():
             self._reading = on
             self._transport.resume_reading() if on else self._transport.pause_reading()
 
-    def _go_on(self) -> None:
+    def answer(self) -> None:
+        """Answer the calls that have been read, as many as are this client's share of a turn."""
         self._due = False
         for _ in range(CALLS_A_TURN):
             if self._current is not None or self.gone or self.refused or not self.may_write.is_set():
@@ -314,7 +351,7 @@ class Connection(asyncio.Protocol):
             self._dispatch(message)
         else:
             self._read(on=False)
-            self._go_on_soon()
+            self._answer_soon()
             return
         self._read(on=self.may_write.is_set())
         # A client may send ahead while a call of its own is under way, but not without bound.
@@ -322,16 +359,9 @@ class Connection(asyncio.Protocol):
             self._refuse(f"a message or calls sent ahead are longer than {wire.MAX_MESSAGE} bytes; closing")
 
     def _dispatch(self, message: bytes) -> None:
-        call = self._current = Call(self, more=False, oneway=False)
+        call = self._current = Call(self)
         try:
-            envelope = _envelope.decode(message)
-            call.more, call.oneway = bool(envelope.more), bool(envelope.oneway)
-            interface, _, name = envelope.method.rpartition(".")
-            parameters = b"{}" if bytes(envelope.parameters) == b"null" else envelope.parameters
-            if interface == wire.INTERFACE and name in self.server.handlers:
-                result = self.server.handlers[name](call, _parameters[name].decode(parameters))
-            else:
-                result = _service(interface, name, parameters)
+            result = self._handle(call, message)
         except (Refused, ServiceError) as error:
             _answer_error(call, error)
         except msgspec.ValidationError as error:
@@ -339,13 +369,37 @@ class Connection(asyncio.Protocol):
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             call.fail(wire.BadMessage(f"not a varlink call: {error}"))
         except Exception:
-            log.exception("server.handler_failed", method=envelope.method)
+            log.exception("server.handler_failed", call=message[:100].decode(errors="replace"))
             call.fail(wire.BadMessage("neurond failed on this call: its log has the details"))
         else:
-            if inspect.iscoroutine(result):
-                call.task = asyncio.get_running_loop().create_task(_finish(call, result))
+            if result is None:
+                pass
             elif isinstance(result, wire.Message):
                 call.reply(result)
+            else:
+                call.task = self.server.loop.create_task(_finish(call, result))
+
+    def _handle(self, call: Call, message: bytes) -> Answer:
+        """Decode a call in one step, and have it answered."""
+        try:
+            asked = _decode_call(message)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return self._handle_other(call, message)
+        if asked.more:
+            call.more = True
+        if asked.oneway:
+            call.oneway = True
+        return self.server.handler_of[type(asked)](call, asked.parameters)
+
+    def _handle_other(self, call: Call, message: bytes) -> Answer:
+        """Take a call apart: one of varlink's own, one without parameters, or one with something wrong in it."""
+        envelope = _envelope.decode(message)
+        call.more, call.oneway = bool(envelope.more), bool(envelope.oneway)
+        interface, _, name = envelope.method.rpartition(".")
+        parameters = b"{}" if bytes(envelope.parameters) == b"null" else envelope.parameters
+        if interface == wire.INTERFACE and name in self.server.handlers:
+            return self.server.handlers[name](call, _parameters[name].decode(parameters))
+        return _service(interface, name, parameters)
 
 
 async def _finish(call: Call, work: Coroutine[Any, Any, wire.Message | None]) -> None:

@@ -5,6 +5,7 @@ granted before that. Stopping ends no lease.
 """
 
 import asyncio
+import gc
 import grp
 import os
 import resource
@@ -44,6 +45,8 @@ from neurond.ledger.ledger import Ledger
 
 log = structlog.get_logger()
 
+GARBAGE = 10_000
+"""How many new objects have the collector of cycles look at the young ones."""
 GROUP, ENGINE_GROUP = "neuron", "docker"
 
 
@@ -120,7 +123,7 @@ async def _run(options: Options, undo: ExitStack) -> None:
     checking = Checking(broker, containers, discovery)
     tasks = Tasks(requests, containers, launching)
     answering = (requests, launching, tasks, managing, checking, fence, About(broker, simulated, engine))
-    server = Server(answering, broker.commit, most)
+    server = Server(answering, broker.begin, broker.commit, most)
     broker.server = server
     server.on_disconnect += [broker.disconnected, managing.disconnected]
 
@@ -171,6 +174,7 @@ async def _listen(server: Server, rundir: RunDir, rules: Rules, undo: ExitStack)
         listener = rundir.bind(rules.gid)
         inode = rundir.socket.lstat().st_ino
     undo.callback(rundir.release, inode)
+    _collect_seldom()
     return await asyncio.get_running_loop().create_unix_server(server.connection, sock=listener, backlog=BACKLOG)
 
 
@@ -241,6 +245,13 @@ def _gid(name: str) -> int | None:
         return grp.getgrnam(name).gr_gid
     except KeyError:
         return None
+
+
+def _collect_seldom() -> None:
+    """Tell the collector of cycles that what is there now stays; what a call makes is no cycle."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GARBAGE, 20, 20)
 
 
 async def _pet_watchdog() -> None:

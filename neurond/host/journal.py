@@ -11,14 +11,15 @@ import time
 import zlib
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from neurond.ledger.events import KINDS, Event
-from neurond.ledger.leases import BINDINGS, Binding
+from neurond.ledger.events import KINDS, Event, LeaseGranted
+from neurond.ledger.leases import BINDINGS, Binding, Lease
 
 VERSION = 1
 NAME = "journal"
@@ -55,11 +56,23 @@ class JournalError(Exception):
 
 _encode = msgspec.json.Encoder().encode
 
+# msgspec takes four times as long for a dataclass as for a struct of its own, so leases are copied into one.
+_LEASE_FIELDS = [one.name for one in fields(Lease)]
+_Lease = msgspec.defstruct("_Lease", _LEASE_FIELDS)
+_lease_values = attrgetter(*_LEASE_FIELDS)
+
 
 def _binding(wanted: type, raw: Any) -> Any:
     if wanted is Binding:
         return msgspec.convert(raw, BINDINGS[raw["kind"]])
     raise NotImplementedError(wanted)
+
+
+def _data(event: Event) -> object:
+    """Return what is encoded as the data of an event."""
+    if isinstance(event, LeaseGranted):
+        return {"lease": _Lease(*_lease_values(event.lease))}
+    return event
 
 
 def _line(content: object) -> bytes:
@@ -192,7 +205,7 @@ class Journal:
 
     def append(self, seq: int, at: float, event: Event) -> None:
         """Owe one event to the file; `flush` writes it."""
-        self._owed.append(_line({"seq": seq, "at": at, "event": event.kind, "data": event}))
+        self._owed.append(_line({"seq": seq, "at": at, "event": event.kind, "data": _data(event)}))
 
     def flush(self) -> None:
         """Write all that is owed, in one write. Raises JournalError; then the file ends at the last whole record."""

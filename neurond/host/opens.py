@@ -6,8 +6,8 @@ inotify_simple.
 """
 
 import os
+import select
 from collections.abc import Mapping
-from contextlib import suppress
 
 from inotify_simple import INotify, flags, parse_events
 
@@ -22,6 +22,8 @@ class Opens:
         self.maybe_open = 0
         self._inotify = INotify(nonblocking=True)
         self._fd = int(self._inotify.fileno())
+        self._poll = select.poll()
+        self._poll.register(self._fd, select.POLLIN)
         self._bits: dict[int, int] = {}
         self._watched: dict[str, int] = {}
         self._unwatched = 0
@@ -49,13 +51,18 @@ class Opens:
                 self._note(1 << index)
 
     def look(self) -> int:
-        """Take in what was opened meanwhile, and return `maybe_open`."""
-        with suppress(BlockingIOError):
+        """Take in what was opened meanwhile, and return `noted`."""
+        if self._poll.poll(0):  # a third of what it takes to read in vain
             for event in parse_events(os.read(self._fd, QUEUE)):
                 if event.mask & flags.Q_OVERFLOW:
                     self._note(-1)
                 if event.mask & flags.OPEN:
                     self._note(self._bits.get(event.wd, 0))
+        return self.noted
+
+    @property
+    def noted(self) -> int:
+        """The mask of the chips that may be open, as of the last time that `look` took in what was opened."""
         return self.maybe_open | self._unwatched
 
     def _note(self, mask: int) -> None:

@@ -1,13 +1,13 @@
 """Everything that can happen to the ledger. The state is the fold of these."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from neurond.ledger.chips import Chip, User
 from neurond.ledger.leases import Binding, Lease
+from neurond.ledger.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Opened:
     """A ledger began, or goes on after a compaction: lease ids are EPOCH-NUMBER, from `next_number` on."""
 
@@ -16,7 +16,7 @@ class Opened:
     next_number: int = 1
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class ChipAdded:
     """A chip appeared."""
 
@@ -24,7 +24,7 @@ class ChipAdded:
     chip: Chip
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class ChipChanged:
     """A chip is still there but other facts hold: a new major after a driver upgrade, cores readable now."""
 
@@ -32,7 +32,7 @@ class ChipChanged:
     chip: Chip
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class ChipRemoved:
     """A chip vanished; a lease that holds it keeps it as lost."""
 
@@ -40,7 +40,7 @@ class ChipRemoved:
     index: int
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class ChipForeign:
     """These processes have a chip open or mapped without a lease; with none of them it is nobody's any more."""
 
@@ -49,7 +49,7 @@ class ChipForeign:
     users: tuple[User, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class LeaseQueued:
     """A request waits its turn."""
 
@@ -57,7 +57,7 @@ class LeaseQueued:
     lease: Lease
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class LeaseGranted:
     """A request got its chips, at once or after waiting."""
 
@@ -65,7 +65,7 @@ class LeaseGranted:
     lease: Lease
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class LeaseBound:
     """A lease is bound to something else now: a container instead of an intent, a later deadline."""
 
@@ -74,7 +74,7 @@ class LeaseBound:
     binding: Binding
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class LeaseDraining:
     """The binding ended; the chips are withheld until no process has them open."""
 
@@ -83,7 +83,7 @@ class LeaseDraining:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class LeaseStuck:
     """A lease drains for too long: these processes still have its chips open, or can't be looked into."""
 
@@ -92,7 +92,7 @@ class LeaseStuck:
     users: tuple[User, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class LeaseRevived:
     """A lease that was at its end goes on: its container was started again before its chips were free."""
 
@@ -100,7 +100,7 @@ class LeaseRevived:
     id: str
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class LeaseEnded:
     """A lease is over (or a request stopped waiting), and its chips are free."""
 

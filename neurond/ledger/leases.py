@@ -1,14 +1,14 @@
 """A lease, what it was asked for, what it is bound to."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 from neurond.ledger.chips import User
+from neurond.ledger.values import value
 
 State = Literal["queued", "active", "draining", "stuck", "ended"]
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Owner:
     """The user a lease belongs to: the uid is what counts, the name is for people."""
 
@@ -16,7 +16,7 @@ class Owner:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Want:
     """What a request asks for: `count` chips of neurond's choice, exactly these `chips`, or `every` chip.
 
@@ -36,7 +36,7 @@ class Binding:
     kind: str
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class ByProcess(Binding):
     """Ends when the process is gone.
 
@@ -48,7 +48,7 @@ class ByProcess(Binding):
     kind: Literal["process"] = "process"
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class ByContainer(Binding):
     """Ends when the container has exited or is removed. While `id` is empty it is a journalled intent to create it."""
 
@@ -62,7 +62,7 @@ class ByContainer(Binding):
         return ((self.name, self.id),)
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class ByTask(Binding):
     """Ends when the last container of a task has exited or is removed; an empty id is an intent to create it."""
 
@@ -76,7 +76,7 @@ class ByTask(Binding):
         return tuple(zip(self.names, self.ids, strict=True))
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class ByConnection(Binding):
     """Ends when the client's connection closes; does not outlive the daemon. `pid` is the client, for people."""
 
@@ -84,7 +84,7 @@ class ByConnection(Binding):
     kind: Literal["connection"] = "connection"
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class ByTime(Binding):
     """Ends at `deadline`, in seconds of CLOCK_BOOTTIME (never the wall clock, which can be set)."""
 
@@ -109,7 +109,7 @@ def container_ids(binding: Binding) -> set[str]:
     return {one for _, one in binding.containers if one} if isinstance(binding, OnContainers) else set()
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Lease:
     """Who holds which chips since when, and until what happens.
 

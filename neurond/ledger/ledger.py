@@ -4,10 +4,11 @@ A command computes the events that follow from it, applies them and returns them
 nothing. `replay` applies events from elsewhere (the journal); `snapshot` gives events that rebuild the state.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any, Literal
 
 from neurond.ledger.chips import Chip, User, chips_of, mask_of
@@ -64,7 +65,11 @@ class Ledger:
         self.ended: deque[tuple[Lease, str]] = deque(maxlen=KEPT_ENDED)
         """Leases and requests that ended lately as they were last, with the reason; latest last."""
         self._next_number = 1
-        # Masks of the fold, changed only by _apply and what it calls.
+        # Masks and indices of the fold, changed only by _apply and what it calls.
+        self._lines: dict[Want, dict[str, int]] = {}  # who waits for the same: ids, and how many came before them
+        self._arrivals = 0
+        self._claims: int | None = 0  # None where it has to be found out again
+        self._waiting: Counter[int] = Counter()
         self._present = 0
         self._usable = 0
         self._held = 0
@@ -101,7 +106,12 @@ class Ledger:
 
     def waits_ahead(self, among: int = -1) -> Lease | None:
         """Return the first waiting request that has a claim on one of these chips, if any."""
-        return next((lease for lease in self.queue.values() if self._claim(lease.want) & among), None)
+        ahead = [next(iter(line.items())) for want, line in self._lines.items() if self._claim(want) & among]
+        return self.queue[min(ahead, key=itemgetter(1))[0]] if ahead else None
+
+    def waiting(self, uid: int) -> int:
+        """Return how many requests of a user wait."""
+        return self._waiting[uid]
 
     def why_not(self, want: Want, now: float) -> NoCapacity:
         """Return the error that says why this request can't be had now, and who is in the way."""
@@ -170,10 +180,13 @@ class Ledger:
 
         Raises InvalidRequest or NoSuchChip for what can never be, NoCapacity for what can't be now.
         """
-        self.check(want)
+        if want.chips or want.every:
+            self.check(want)
+        mask = self._fit(want, self.free & ~self._claimed())
+        if not mask:  # a count for which there is a set is legal
+            self.check(want)
         if self.paused:
             raise NoCapacity(self.paused)
-        mask = self._fit(want, self.free & ~self._claimed())
         if not mask and not (wait and (want.missing_ok or self._fit(want, self._usable))):
             raise self.why_not(want, now)
         lease_id = f"{self.epoch}-{self._next_number}"
@@ -294,8 +307,7 @@ class Ledger:
             case LeaseDraining(lease_id, reason):
                 self._change(lease_id, state="draining", why=reason)
             case LeaseQueued(lease):
-                self.queue[lease.id] = lease
-                self._count(lease.id)
+                self._on_queued(lease)
             case LeaseBound(lease_id, binding):
                 self._change(lease_id, binding=binding)
             case ChipAdded(chip) | ChipChanged(chip):
@@ -318,8 +330,31 @@ class Ledger:
             if lease_id in place:
                 place[lease_id] = replace(place[lease_id], **what)
 
+    def _on_queued(self, lease: Lease) -> None:
+        self._leave_queue(lease.id)
+        self.queue[lease.id] = lease
+        self._arrivals += 1
+        self._claims = None
+        self._lines.setdefault(lease.want, {})[lease.id] = self._arrivals
+        self._waiting[lease.owner.uid] += 1
+        self._count(lease.id)
+
+    def _leave_queue(self, lease_id: str) -> Lease | None:
+        lease = self.queue.pop(lease_id, None)
+        if lease is not None:
+            line = self._lines[lease.want]
+            del line[lease_id]
+            if not line:
+                del self._lines[lease.want]
+                self._claims = None
+            self._waiting[lease.owner.uid] -= 1
+            if not self._waiting[lease.owner.uid]:
+                del self._waiting[lease.owner.uid]
+        return lease
+
     def _on_granted(self, lease: Lease) -> None:
-        self.queue.pop(lease.id, None)
+        if self.queue:
+            self._leave_queue(lease.id)
         earlier = self.leases.get(lease.id)
         if earlier is not None:  # only a damaged journal says so
             self._held &= ~mask_of(earlier.chips)
@@ -328,7 +363,7 @@ class Ledger:
         self._count(lease.id)
 
     def _on_ended(self, lease_id: str, reason: str) -> None:
-        lease = self.queue.pop(lease_id, None) or self.leases.pop(lease_id, None)
+        lease = self.leases.pop(lease_id, None) or self._leave_queue(lease_id)
         if lease is not None:
             self._held &= ~mask_of(lease.chips)
             self.ended.append((lease, lease.why or reason))
@@ -339,6 +374,7 @@ class Ledger:
         self._set_width()
         self._present |= bit
         self._usable = self._usable & ~bit if chip.problem else self._usable | bit
+        self._claims = None
 
     def _set_width(self) -> None:
         """Allow for chips beyond what the type should have, for as long as they are there."""
@@ -351,6 +387,7 @@ class Ledger:
         self._set_width()
         self._present &= ~(1 << index)
         self._usable &= ~(1 << index)
+        self._claims = None
         holder = self.holder_of(index)
         if holder is not None:
             self.leases[holder.id] = replace(holder, lost=tuple(sorted({*holder.lost, index})))
@@ -391,26 +428,32 @@ class Ledger:
 
     def _claimed(self) -> int:
         """Return the mask of the chips that somebody waits for, whom a later request must not overtake."""
-        claimed = 0
-        for lease in self.queue.values():
-            claimed |= self._claim(lease.want)
-            if claimed == self._usable:
-                break
-        return claimed
+        if self._claims is None:
+            self._claims = 0
+            for want in self._lines:
+                self._claims |= self._claim(want)
+        return self._claims
 
     def _serve(self, now: float) -> list[Event]:
-        """Grant to those who wait, in their order; nobody gets a chip that one before waits for."""
+        """Grant to those who wait, in their order; nobody gets a chip that one before waits for.
+
+        Where one can't be served, those who came later for the same can't either, so only the first of each line is
+        asked.
+        """
         events: list[Event] = []
         claimed = 0
-        for lease in () if self.paused else tuple(self.queue.values()):
-            mask = self._fit(lease.want, self.free & ~self.doubted & ~claimed)
+        lines = {} if self.paused else dict(self._lines)
+        while lines and claimed != self._usable:
+            want, line = min(lines.items(), key=_first_arrival) if len(lines) > 1 else next(iter(lines.items()))
+            mask = self._fit(want, self.free & ~self.doubted & ~claimed)
             if mask:
+                lease = self.queue[next(iter(line))]
                 granted = replace(lease, state="active", chips=chips_of(mask), since=now, up=self._uptime())
                 events.append(self._apply(LeaseGranted(granted)))
             else:
-                claimed |= self._claim(lease.want)
-                if claimed == self._usable:
-                    break
+                claimed |= self._claim(want)
+            if not mask or not line:
+                del lines[want]
         return events
 
     def check(self, want: Want) -> None:
@@ -449,6 +492,10 @@ class Ledger:
                 f"chips {ranges(want.chips)} are not a set that {self.instance_type} leases together "
                 f"(legal: {self.topology.describe()})"
             )
+
+
+def _first_arrival(line: tuple[Want, dict[str, int]]) -> int:
+    return next(iter(line[1].values()))
 
 
 def describe(want: Want) -> str:
