@@ -179,7 +179,7 @@ def test_replies_of_the_same_turn_come_before_the_end() -> None:
 
     async def work() -> list[str | None]:
         theirs, ours = socket.socketpair()
-        connection = Server([Greeting()], dict).connection()
+        connection = Server([Greeting()], lambda: None, dict).connection()
         connection.connection_made(OnSocket(ours))
         connection.data_received(frame("io.neurond.Describe") * 3 + b"x" * (wire.MAX_MESSAGE + 1))
         await asyncio.sleep(0.01)
