@@ -227,8 +227,9 @@ class Containers:
             if container.labels.get(labels.LEASE) != lease.id:
                 continue
             found = await look.inspect(container.id)
-            if found is None or not set(chips_in(self.broker.ledger, found, self.home)) <= set(lease.chips):
-                continue  # with more chips than were leased it stays a stranger
+            chips = set(chips_in(self.broker.ledger, found, self.home)) if found is not None else set()
+            if found is None or not chips <= set(lease.chips) or not (chips or lease.lost):
+                continue  # with more than these it stays a stranger, with none it is not the one that was started
             if self.broker.ledger.leases.get(lease.id) is not lease:
                 return
             if found.lives or (orphan is not None and stays(lease, found)):
