@@ -140,6 +140,11 @@ class Broker:
                 self._bindings.follow(lease.id, lease.binding)
             else:
                 self._draining_since[lease.id] = time.monotonic()
+        # Whether these still have them only the engine can tell: until it does, they have.
+        inside = {
+            index: tuple(user for user in users if user.container) for index, users in self.ledger.foreign.items()
+        }
+        self._foreign_containers = {index: users for index, users in inside.items() if users}
         self.happened(events)
         self.access.refresh()
         reach("start.recovered")

@@ -153,8 +153,9 @@ class Containers:
             self._may_be_restarted = {one: may for one, may in self._may_be_restarted.items() if one in bound}
             tasks = [self._compare(lease, look) for lease in leases if isinstance(lease.binding, OnContainers)]
             tasks += [self._hand_over(lease, mine, look) for lease in leases if is_handed_over_next(lease)]
-            tasks += [self._tell_exit(container_id, look) for container_id in tuple(self._exits)]
             problems = [e for e in await asyncio.gather(*tasks, return_exceptions=True) if e is not None]
+            ending = [self._tell_exit(container_id, look) for container_id in tuple(self._exits)]
+            problems += [e for e in await asyncio.gather(*ending, return_exceptions=True) if e is not None]
             for container in mine:
                 await self._tidy(await look.latest(container))
             await self.strangers.find(look)
@@ -227,8 +228,9 @@ class Containers:
             if container.labels.get(labels.LEASE) != lease.id:
                 continue
             found = await look.inspect(container.id)
-            if found is None or not set(chips_in(self.broker.ledger, found, self.home)) <= set(lease.chips):
-                continue  # with more chips than were leased it stays a stranger
+            chips = set(chips_in(self.broker.ledger, found, self.home)) if found is not None else set()
+            if found is None or not chips <= set(lease.chips) or not (chips or lease.lost):
+                continue  # with more than these it stays a stranger, with none it is not the one that was started
             if self.broker.ledger.leases.get(lease.id) is not lease:
                 return
             if found.lives or (orphan is not None and stays(lease, found)):
@@ -243,6 +245,9 @@ class Containers:
 
     async def _tell_exit(self, container_id: str, look: Look) -> None:
         found = await look.inspect(container_id)
+        leases = self.broker.ledger.leases
+        if any(one in leases and container_id in container_ids(leases[one].binding) for one in self._gone_since):
+            return  # it may come back
         if found is None or not (found.lives or found.status == "created"):
             future = self._exits.pop(container_id)
             if not future.done():

@@ -291,7 +291,8 @@ class Launching:
             await self.undo(lease, ByContainer(name, created), [created], error, started=started)
             raise failed(error) if isinstance(error, EngineError) else error from None
         launch.started = True
-        await self.broker.recording.recorded(lease.id)
+        with suppress(wire.JournalFull):  # the intent is in the journal, by which the container is found again
+            await self.broker.recording.recorded(lease.id)
         reach("container.bound")
         self.containers.look_soon()
         running = wire.Progress(lease=lease.id, chips=list(lease.chips), container=name, container_id=created)

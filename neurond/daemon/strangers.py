@@ -65,7 +65,12 @@ class Strangers:
         strangers: dict[int, tuple[User, ...]] = {}
         guests: dict[str, tuple[User, ...]] = {}
         conflicts: dict[str, str] = {}
-        for known in await asyncio.gather(*(self._as_it_is(listed, look) for listed in running)):
+        found = await asyncio.gather(*(self._as_it_is(listed, look) for listed in running))
+        for listed, known in zip(running, found, strict=True):
+            if isinstance(known, EngineError):  # what an earlier daemon knew of it counts
+                for index, user in self._noted(listed):
+                    strangers[index] = (*strangers.get(index, ()), user)
+                continue
             if known is None or not known.lives or not self._is_ready(known):
                 continue
             now_known[known.id] = known
@@ -94,8 +99,13 @@ class Strangers:
             return None
         return lease if chips and set(chips) <= set(lease.chips) else None
 
-    async def _as_it_is(self, listed: Container, look: Look) -> Container | None:
-        """Return a container that runs; where the engine fails on it, what was known of it counts."""
+    def _noted(self, container: Container) -> list[tuple[int, User]]:
+        """Return the chips that a container is known to have without a lease, each with the user that it is there."""
+        foreign = self.broker.ledger.foreign.items()
+        return [(index, user) for index, users in foreign for user in users if user.container == container.id]
+
+    async def _as_it_is(self, listed: Container, look: Look) -> Container | EngineError | None:
+        """Return a container that runs; where the engine fails on it, what was known of it counts, or the error."""
         known = self._known.get(listed.id)
         if known is not None and not self._has_chips(known):
             return known
@@ -103,7 +113,7 @@ class Strangers:
             return await look.inspect(listed.id)
         except EngineError as error:
             log.warning("container.not_inspected", container=listed.name, error=str(error))
-            return known
+            return known or error
 
     def _has_chips(self, container: Container) -> bool:
         return bool(chips_in(self.broker.ledger, container, self.home))

@@ -112,7 +112,7 @@ def _vet_environment(env: Mapping[str, str], check: wire.ContainerCheck, ledger:
     most = _most_cores(check, ledger, lnc)
     if NUM_CORES in env:
         value = env[NUM_CORES]
-        if not (value.isascii() and value.isdecimal()) or (most is not None and int(value) > most):
+        if not (value.isascii() and value.isdecimal() and len(value) < 6) or (most is not None and int(value) > most):
             has = "" if most is None else f": the lease will have {most} cores"
             raise InvalidRequest(f"{who}{NUM_CORES}={value}{has}; leave it out, and the runtime takes all of them")
     if VISIBLE_CORES in env:

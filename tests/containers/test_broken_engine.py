@@ -53,6 +53,26 @@ def test_a_start_while_one_hangs(proxied: Daemon, between: Proxy, engine: Privat
     between.set(inspection_of(sick), None)
 
 
+@pytest.mark.parametrize("hanging", ["engine", "container"])
+def test_a_stranger_is_remembered_while_it_hangs(
+    proxied: Daemon, between: Proxy, engine: PrivateEngine, hanging: str
+) -> None:
+    """A daemon that starts while the engine can't be asked gives nobody the chip that a stranger's container had."""
+    node = proxied.directory / "sim/dev/neuron9"
+    options = ["--detach", "--network=none", f"--device={node}:/dev/neuron9"]
+    stranger = engine.docker("run", *options, *STUBBORN).stdout.strip()
+    eventually(lambda: proxied.states()[9] == "foreign")
+    proxied.kill()
+    questions = "^GET " if hanging == "engine" else inspection_of(stranger)
+    between.set(questions, proxy.hangs(LONG))
+    proxied.start()
+    assert proxied.states()[9] == "foreign"
+    assert proxied.cli("run", "--chips", "9", "--no-wait", "--", "true").returncode == 75
+    between.set(questions, None)
+    engine.docker("kill", stranger)
+    wait_until_free(proxied, 2 * SOON)
+
+
 def test_a_stranger_is_seen_while_another_hangs(proxied: Daemon, between: Proxy, engine: PrivateEngine) -> None:
     """A stranger's container is seen to have a chip while a container of ours can't be inspected."""
     sick = launch(proxied, "--chips", "0-3", *STUBBORN)

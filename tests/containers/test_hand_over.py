@@ -248,6 +248,23 @@ def test_daemon_that_stands_still(docker_daemon: Daemon, engine: PrivateEngine, 
     wait_until_free(docker_daemon)
 
 
+def test_label_without_the_chips_is_no_claim(docker_daemon: Daemon, engine: PrivateEngine, tmp_path: Path) -> None:
+    """A container that only carries the labels of a lease does not take it from the command that holds it."""
+    with slow_docker(engine, tmp_path) as (env, waits):
+        process = spawn(docker_daemon, engine, *RUN, "-n", "1", "--name", "job", *STUBBORN, env=env)
+        eventually(waits.exists)
+        (lease,) = docker_daemon.leases()
+        labels = [f"--label=io.neurond.lease={lease['lease']}", f"--label=io.neurond.home={docker_daemon.directory}"]
+        engine.docker("run", "--detach", "--network=none", *labels, *STUBBORN)
+        assert docker_daemon.cli("check").stdout == ""
+        assert [row["binding"] for row in docker_daemon.leases()] == ["process"]
+        waits.unlink()
+        assert bound(docker_daemon)["container"] == "job"
+    engine.docker("kill", "job")
+    process.communicate(timeout=PATIENCE)
+    wait_until_free(docker_daemon)
+
+
 def test_container_that_ended_unseen(docker_daemon: Daemon, engine: PrivateEngine) -> None:
     """Command and container both ended while the daemon was away: nothing is leased when it is back."""
     assert call(docker_daemon, engine, *RUN, "-d", "-n", "4", "--name", "job", *STUBBORN).returncode == 0
