@@ -71,8 +71,8 @@ BUGS = [
     Bug(
         "the queue is served from its end",
         LEDGER,
-        "for lease in () if self.paused else tuple(self.queue.values()):",
-        "for lease in () if self.paused else reversed(tuple(self.queue.values())):",
+        "want, line = min(lines.items(), key=_first_arrival) if len(lines) > 1",
+        "want, line = max(lines.items(), key=_first_arrival) if len(lines) > 1",
         "tests/ledger/test_ledger.py::test_one_end_serves_all_that_fit",
     ),
     Bug(
