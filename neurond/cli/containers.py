@@ -12,7 +12,7 @@ from typing import Any
 from neurond.cli import FAILED_BEFORE_START, USAGE, Exit, for_each
 from neurond.cli.container_options import run_parser
 from neurond.cli.dockerflags import chip_device
-from neurond.cli.launching import check_image, environment, show_status, volume, with_conflict_code
+from neurond.cli.launching import check_image, environment, real_device, show_status, volume, with_conflict_code
 from neurond.cli.options import Parser, wish
 from neurond.cli.tables import print_table
 from neurond.client import Client, NeurondError, Unreachable
@@ -69,7 +69,7 @@ def chips_asked(options: Any) -> dict[str, Any]:
     for text in options.device:
         found = chip_device(text)
         if found is None:
-            devices.append(text)
+            devices.append(real_device(text))
             continue
         chips.append(found.chip)
         if found.inside != f"/dev/neuron{found.chip}":

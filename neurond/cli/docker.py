@@ -23,6 +23,7 @@ from neurond.cli.launching import (
     find_program,
     lease_name,
     leased_cores,
+    real_device,
     volume,
 )
 from neurond.cli.options import Parser, add_chips
@@ -222,6 +223,7 @@ def to_check(line: CommandLine, options: Namespace, variables: list[str]) -> dic
     found |= {"count": options.count, "chips": options.chips, "all": options.all}
     found |= {key: line.all(name) for key, name in CHECKED_LISTS.items()}
     found |= {key: line.last(name) for key, name in CHECKED_TEXTS.items()}
+    found["devices"] = [real_device(text) for text in found["devices"]]
     found["volumes"] = [volume(text) for text in found["volumes"]]
     found["mounts"] = [mount(text) for text in found["mounts"]]
     return {key: value for key, value in found.items() if value}

@@ -130,6 +130,19 @@ def environment(given: Iterable[str], files: Iterable[str], *, strict: bool = Tr
     return result
 
 
+def real_device(text: str) -> str:
+    """Return a value of --device with its node as it is really called, by the path inside that it would have had.
+
+    The daemon may see another /tmp and no /home, and could not tell that a link there leads to a chip.
+    """
+    node, _, rest = text.partition(":")
+    real = os.path.realpath(node) if node.startswith("/") else node
+    if real == node:
+        return text
+    inside = rest if rest.startswith("/") else f"{node}:{rest}" if rest else node
+    return f"{real}:{inside}"
+
+
 def volume(text: str) -> str:
     """Return a volume with a relative source made absolute, as docker does: the daemon has another directory."""
     source, colon, rest = text.partition(":")

@@ -46,6 +46,7 @@ class CdiFile:
         self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         draft = self.path.with_suffix(".new")
         draft.write_text(json.dumps(content))
+        draft.chmod(0o644)  # whatever our umask is: every container tool may read it
         os.replace(draft, self.path)  # noqa: PTH105 - as everywhere for a rename that must not be half done
 
     def remove(self) -> None:

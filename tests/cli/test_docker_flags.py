@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from neurond.cli import Exit
 from neurond.cli.dockerflags import CommandLine, Flag, chip_device, read, run_flags, table
+from neurond.cli.launching import real_device
 
 README = Path(__file__).parent.parent.parent / "README.md"
 DOCKERS = [path for path in map(shutil.which, ("/usr/bin/docker", "/usr/local/bin/docker", "docker")) if path]
@@ -244,3 +245,13 @@ def test_the_table_has_each_flag_once() -> None:
 def test_the_readme_has_the_table() -> None:
     """What the README says of the flags is what the code does with them."""
     assert table() in README.read_text()
+
+
+def test_a_link_to_a_device_is_told_by_its_node(tmp_path: Path) -> None:
+    """What a link leads to is found out by the command: the daemon may see another /tmp, where the link is not."""
+    link = tmp_path / "link"
+    link.symlink_to("/dev/zero")
+    assert real_device(str(link)) == f"/dev/zero:{link}"
+    assert real_device(f"{link}:rw") == f"/dev/zero:{link}:rw"
+    assert real_device(f"{link}:/dev/x:r") == "/dev/zero:/dev/x:r"
+    assert real_device("/dev/zero:/dev/x") == "/dev/zero:/dev/x"
