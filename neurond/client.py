@@ -4,11 +4,16 @@ A verb of the command line pays for each import on every call, so messages are p
 what is in them, and the daemon checks it.
 """
 
+from __future__ import annotations
+
+import _socket  # what socket adds is not used here, and takes longer to import than a call takes
 import json
 import os
-import socket
-from collections.abc import Iterator
-from typing import Any
+
+TYPE_CHECKING = False  # typing takes longer to import than all that is done here
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
 
 INTERFACE = "io.neurond"
 SLOW = {"RunContainer", "RunTask", "StopContainer", "StopTask", "ContainerLogs", "WriteInput", "Watch"}
@@ -44,7 +49,7 @@ class Client:
         path = where.removeprefix("unix://").removeprefix("unix:")
         if path == where and not where.startswith("/"):
             raise Unreachable(f"{where!r} is no address of a daemon: it looks like {DEFAULT_ADDRESS}")
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
         try:
             self._socket.connect(path)
         except OSError as error:
@@ -58,7 +63,7 @@ class Client:
             raise Unreachable(f"neurond does not answer at {path}: {reason}" + (f"; {hint}" if hint else "")) from None
         self._unread = b""
 
-    def __enter__(self) -> "Client":  # noqa: PYI034 - typing is slow to import
+    def __enter__(self) -> Client:  # noqa: PYI034 - typing is slow to import
         return self
 
     def __exit__(self, *_: object) -> None:

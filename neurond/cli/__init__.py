@@ -12,7 +12,7 @@ from neurond.client import NeurondError, Unreachable
 from neurond.ledger.words import printable
 
 VERBS = {
-    "run": ("leases", "lease chips, then run a command on them"),
+    "run": ("run", "lease chips, then run a command on them"),
     "acquire": ("leases", "lease chips for a script"),
     "renew": ("leases", "let a lease with a time limit go on"),
     "release": ("leases", "give a lease back"),

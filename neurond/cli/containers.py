@@ -13,8 +13,9 @@ from neurond.cli import FAILED_BEFORE_START, USAGE, Exit, for_each
 from neurond.cli.container_options import run_parser
 from neurond.cli.dockerflags import chip_device
 from neurond.cli.launching import check_image, environment, real_device, show_status, volume, with_conflict_code
-from neurond.cli.options import Parser, wish
+from neurond.cli.options import Parser
 from neurond.cli.tables import print_table
+from neurond.cli.wishes import wish
 from neurond.client import Client, NeurondError, Unreachable
 from neurond.ledger.words import ranges
 

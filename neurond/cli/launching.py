@@ -1,16 +1,21 @@
 """What the verbs share that lease chips and then start something: a command, a container, docker itself."""
 
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # signal makes enums of all it has, which takes longer than a call
 import os
-import signal
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NoReturn
 
 from neurond.cli import FAILED_BEFORE_START, NO_CAPACITY, NOT_EXECUTABLE, NOT_FOUND, USAGE, Exit
-from neurond.cli.options import wish
+from neurond.cli.wishes import wish
 from neurond.client import Client, NeurondError
 from neurond.ledger.cores import contradiction
 from neurond.ledger.words import printable
+
+TYPE_CHECKING = False  # typing takes longer to import than all that is done here
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import Any, NoReturn
 
 VISIBLE_CORES = "NEURON_RT_VISIBLE_CORES"
 
@@ -54,8 +59,8 @@ def find_program(name: str) -> str:
 def become(program: str, command: list[str], environment: Mapping[str, str]) -> NoReturn:
     """Become the command: pid, terminal, signals and exit code are its own from here on. Raises Exit 126 or 127."""
     sys.stdout.flush()
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these two, a command must not
-        signal.signal(number, signal.SIG_DFL)
+    for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # Python ignores these two, a command must not
+        _signal.signal(number, _signal.SIG_DFL)
     try:
         os.execve(program, command, environment)  # noqa: S606 - to become the command is the point
     except OSError as error:

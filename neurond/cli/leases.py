@@ -2,70 +2,15 @@
 
 import json
 import os
-from argparse import REMAINDER
 from collections.abc import Sequence
 from typing import Any
 
-from neurond.cli import FAILED_BEFORE_START, NOT_ALLOWED, USAGE, Exit, exit_code_of, for_each
+from neurond.cli import USAGE, Exit, exit_code_of, for_each
 from neurond.cli.launching import (
-    VISIBLE_CORES,
     acquire_with,
-    become,
-    check_cores,
-    find_program,
-    lease_name,
-    leased_cores,
 )
 from neurond.cli.options import Parser, add_chips, duration
 from neurond.client import Client, NeurondError, Unreachable
-
-
-def run(arguments: Sequence[str]) -> int:
-    """Lease chips, then become the command: its signals, terminal and exit code are its own."""
-    parser = Parser("run", "Lease chips and run a command on them; the lease ends with the command.")
-    add_chips(parser, "-w")
-    parser.add_argument("--name", help="a name for people (default: the command's)")
-    parser.add_argument(
-        "--enforce", action="store_true", help="confine the command to its chips by a device filter (root, systemd)"
-    )
-    parser.add_argument("command", nargs=REMAINDER, metavar="-- CMD ...", help="the command and its arguments")
-    options = parser.parse(arguments)
-    command = options.command[1:] if options.command[:1] == ["--"] else options.command
-    if not command:
-        raise Exit(USAGE, "run what? neurond run -n 1 -- python train.py")
-    program = find_program(command[0])
-    if options.enforce:
-        check_can_confine()
-    with Client(options.host) as client:
-        name = options.name if options.name is not None else lease_name(os.path.basename(command[0]))
-        lease = acquire_with(client, options, pid=0, name=name, env=True, enforce=options.enforce)
-        environment = os.environ | lease["env"]
-        if os.environ.get(VISIBLE_CORES) and VISIBLE_CORES in lease["env"]:
-            check_cores(os.environ[VISIBLE_CORES], leased_cores(lease["env"]))
-            environment[VISIBLE_CORES] = os.environ[VISIBLE_CORES]
-        if options.enforce:
-            command = [*confined(client, lease["chips"]), *command]
-            program = find_program(command[0])
-        become(program, command, environment)
-
-
-def check_can_confine() -> None:
-    """Raise Exit where no device filter can be set up, before any chip is asked for or waited for."""
-    if os.geteuid() != 0:
-        raise Exit(NOT_ALLOWED, "--enforce sets up a device filter, which only root may")
-    if not os.path.isdir("/run/systemd/system"):
-        raise Exit(FAILED_BEFORE_START, "--enforce needs systemd as the init of this host, which it is not")
-    find_program("systemd-run")
-
-
-def confined(client: Client, chips: Sequence[int]) -> list[str]:
-    """Return the beginning of a command that runs in a scope of its own, which can open no chip but these.
-
-    systemd-run moves itself into the scope and becomes the command, so the lease's process stays the same.
-    """
-    nodes = {chip["neuron_device"]: chip["node"] for chip in client.call("ListChips")["chips"]}
-    allowed = [f"--property=DeviceAllow={nodes[chip]} rw" for chip in chips]
-    return ["systemd-run", "--scope", "--quiet", "--property=DevicePolicy=closed", *allowed, "--"]
 
 
 def acquire(arguments: Sequence[str]) -> int:

@@ -7,7 +7,6 @@ from argparse import SUPPRESS
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-FOREVER = 365 * 86400.0
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "ms": 0.001}
 
 
@@ -125,17 +124,6 @@ def add_waiting(parser: argparse.ArgumentParser, *wait_names: str) -> None:
         metavar="CODE",
         help="exit code when the chips are not to be had (default: 75)",
     )
-
-
-def wish(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the parameters of a request that `add_chips` has read."""
-    return {"count": options.count, "chips": options.chips, "all": options.all} | patience(options)
-
-
-def patience(options: argparse.Namespace) -> dict[str, Any]:
-    """Return how long to wait, in seconds, as `add_waiting` has read it, and whether for missing chips too."""
-    wait = 0.0 if options.no_wait else FOREVER if options.wait is None else options.wait
-    return {"wait": wait, "missing_ok": options.wait is not None}
 
 
 def exit_code(text: str) -> int:

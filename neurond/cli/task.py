@@ -12,8 +12,9 @@ from neurond.cli.containers import Stopper
 from neurond.cli.ecs.placement import Host
 from neurond.cli.ecs.text import MOST_BYTES, BadTaskFile
 from neurond.cli.launching import show_status, with_conflict_code
-from neurond.cli.options import Parser, add_waiting, patience
+from neurond.cli.options import Parser, add_waiting
 from neurond.cli.taskfile import TaskFile, read_task
+from neurond.cli.wishes import patience
 from neurond.client import Client, NeurondError, Unreachable
 from neurond.ledger.words import printable, ranges
 
