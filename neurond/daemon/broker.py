@@ -27,7 +27,7 @@ from neurond.host.journal import Journal
 from neurond.host.opens import Opens
 from neurond.ledger.chips import Chip, User, mask_of
 from neurond.ledger.errors import NoCapacity, NoSuchLease, Refused, WaitTimedOut
-from neurond.ledger.events import Event, LeaseBound, LeaseDraining, LeaseEnded, LeaseGranted, LeaseQueued, LeaseRevived
+from neurond.ledger.events import Event, LeaseBound, LeaseDraining, LeaseEnded, LeaseGranted, LeaseRevived
 from neurond.ledger.leases import Binding, ByProcess, ByTime, Lease, OnContainers, Owner, Want
 from neurond.ledger.ledger import Ledger
 from neurond.ledger.values import value
@@ -291,8 +291,8 @@ class Broker:
                 return
             await self.usage.look()
 
-    def ask(self, wish: Wish, connection: Connection | None = None) -> tuple[Lease, NoCapacity | None]:
-        """Lease chips now, or queue the request: then why it waits is returned too, and `join` says who is told."""
+    def ask(self, wish: Wish, connection: Connection | None = None) -> Lease:
+        """Lease chips now, or queue the request: then `join` says who is told of its outcome."""
         now = self._now or time.time()
         want = wish.want
         self.recording.must_work()
@@ -310,17 +310,19 @@ class Broker:
             enforce=wish.enforce,
             for_container=wish.for_container,
         )
-        reason = None
-        if isinstance(events[0], LeaseQueued):
-            reason = self.ledger.why_not(want, now)
+        if lease.state == "queued":
             timer = self._loop.call_later(wish.wait, self._waited_long_enough, lease.id, wish.wait)
             self._waiting[lease.id] = Waiting([], timer)
             if wish.ttl is not None:
                 self._ttls[lease.id] = wish.ttl
         self.happened(events)
-        if reason is None or wish.ttl is None:  # a time limit begins with the grant
+        if lease.state == "active" or wish.ttl is None:  # a time limit begins with the grant
             self._bindings.follow(lease.id, wish.binding, connection)
-        return lease, reason
+        return lease
+
+    def why_waits(self, lease: Lease) -> str:
+        """Say why a request waits."""
+        return str(self.ledger.why_not(lease.want, time.time()))
 
     def _may_wait(self, owner: Owner) -> bool:
         waiting = self.ledger.waiting(owner.uid)
@@ -381,7 +383,8 @@ class Broker:
         now = self._now or time.time()
         for event in events:
             self.watchers.happened(self.recording.add(now, event), now, event)
-            log_event(now, event)
+            if log_event(now, event):
+                self._loop.call_soon(flush_events)  # when the replies of this turn have left
             reach(event.kind)
             match event:
                 case LeaseGranted(lease):
@@ -446,7 +449,6 @@ class Broker:
         self._now = 0.0
         broken = self.recording.commit(lambda lease_id: self.end(lease_id, "it could not be recorded"))
         self.watchers.tell()
-        flush_events()
         self.before_replies()
         return broken
 

@@ -166,20 +166,20 @@ class Launching:
         if call.connection.gone:
             raise NoSuchLease("the client went away before its request")
         waiter = Waiter(settle, settle)
-        lease, reason = self.broker.ask(Wish(want, owner_of(call.peer), binding, name, wait))
-        if reason is not None:
+        lease = self.broker.ask(Wish(want, owner_of(call.peer), binding, name, wait))
+        if lease.state == "queued":
             self.broker.join(lease.id, waiter)
         # From the first moment on, so that no look takes it for what a crash has left behind.
         self.containers.launches[lease.id] = Launch()
         try:
-            if reason is not None:
+            if lease.state == "queued":
 
                 def gone() -> None:
                     self.broker.leave(lease.id, waiter, GONE)
                     settle(NoSuchLease(GONE))
 
                 call.on_gone = gone
-                tell_status(call, f"waiting: {reason}")
+                tell_status(call, f"waiting: {self.broker.why_waits(lease)}")
                 lease = await granted
                 call.on_gone = None
             await self.broker.recording.recorded(lease.id)

@@ -54,17 +54,19 @@ def configure_logs(level: str, *, json: bool | None) -> None:
 class _Stderr:
     """Standard error, whose failure (a full disk, a reader that is gone) must not stop what is being logged.
 
-    `owed` are lines that go out with the next write, `direct` says that what happens to the ledger is logged that way.
+    `owed` are events, with their time, whose lines go out before the next other one. `direct` says that what happens to
+    the ledger is logged that way.
     """
 
     def __init__(self) -> None:
-        self.owed: list[bytes] = []
+        self.owed: list[tuple[float, Event]] = []
         self.direct = False
 
     def write(self, text: str) -> None:
         owed, self.owed = self.owed, []
+        lines = [*map(_line, owed), text]
         with suppress(OSError, ValueError):
-            sys.stderr.write((b"".join(owed).decode() if owed else "") + text)
+            sys.stderr.write("".join(lines))
 
     def flush(self) -> None:
         with suppress(OSError, ValueError):
@@ -74,16 +76,17 @@ class _Stderr:
 _stderr = _Stderr()
 
 
-def log_event(now: float, event: Event) -> None:
-    """Log what happened to the ledger at this time, in the form of all other lines; `flush_events` writes it.
+def log_event(now: float, event: Event) -> bool:
+    """Log what happened to the ledger at this time, in the form of all other lines.
 
-    There are two events and more for each lease, and structlog takes twenty times as long for one as this does.
+    There are two events and more for each lease, and structlog takes twenty times as long for one as this does. Returns
+    whether `flush_events` has to be called before long.
     """
-    if _stderr.direct:
-        said = {"timestamp": _timestamp(now), "level": "info", "event": event.kind, **fields_of(event)}
-        _stderr.owed.append(_encode(said) + b"\n")
-    else:
+    if not _stderr.direct:
         log.info(event.kind, **fields_of(event))
+        return False
+    _stderr.owed.append((now, event))
+    return len(_stderr.owed) == 1
 
 
 def flush_events() -> None:
@@ -92,11 +95,21 @@ def flush_events() -> None:
         _stderr.write("")
 
 
-@lru_cache(maxsize=1)
-def _timestamp(now: float) -> str:
-    """Return a time as structlog writes it; what happens in a turn of the loop has one."""
+def _line(owed: tuple[float, Event]) -> str:
+    now, event = owed
     second = int(now)
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second)) + f".{int((now - second) * 1e6):06}Z"
+    said = {
+        "timestamp": f"{_second(second)}.{int((now - second) * 1e6):06}Z",
+        "level": "info",
+        "event": event.kind,
+        **fields_of(event),
+    }
+    return _encode(said).decode() + "\n"
+
+
+@lru_cache(maxsize=1)
+def _second(second: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
 
 
 def _first_things_first(logger: Any, method: str, line: MutableMapping[str, Any]) -> Mapping[str, Any]:

@@ -120,15 +120,15 @@ class Requests:
         if earlier is not None:
             self._join(call, wish, earlier, self._waiter(call, request))
             return
-        lease, reason = self.broker.ask(wish, call.connection)
-        if reason is None:
+        lease = self.broker.ask(wish, call.connection)
+        if lease.state == "active":
             self._granted(call, request, lease)
             return
         waiter = self._waiter(call, request)
         self.broker.join(lease.id, waiter)
         call.on_gone = lambda: self.broker.leave(lease.id, waiter, GONE)
         if call.more:
-            call.reply(wire.Acquired(lease.id, [], waiting=str(reason)), last=False)
+            call.reply(wire.Acquired(lease.id, [], waiting=self.broker.why_waits(lease)), last=False)
 
     def _waiter(self, call: Call, request: wire.Acquire) -> Waiter:
         return Waiter(partial(self._granted, call, request), call.fail)
