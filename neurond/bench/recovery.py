@@ -11,7 +11,7 @@ from neurond.bench.report import Report
 from neurond.bench.servers import LOAD_CORE, SERVER_CORE, Daemon, pin
 from neurond.bench.turns import Plan, in_turn
 from neurond.host import processes
-from neurond.host.journal import Journal
+from neurond.host.journal import Journal, encode_event
 from neurond.ledger.events import Event, LeaseEnded, LeaseGranted, Opened
 from neurond.ledger.leases import ByConnection, Lease, Owner, Want
 
@@ -87,7 +87,7 @@ def _long_journal(place: Path, records: int) -> Daemon:
         lease = Lease(lease_id, "active", Owner(0, "root"), Want(1), ByConnection(1), time.time(), (0,))
         events: tuple[Event, Event] = LeaseGranted(lease), LeaseEnded(lease_id, "released by root")
         for number, event in enumerate(events):
-            journal.append(seq + number, time.time(), event)
+            journal.append([encode_event(seq + number, time.time(), event)])
     journal.flush()
     journal.close()
     shutil.copy(place / "journal", place / "kept")

@@ -26,12 +26,14 @@ class Bindings:
         self._connection_of: dict[str, object] = {}
 
     def follow(self, lease_id: str, binding: Binding, connection: object = None) -> None:
-        """Begin to follow a binding, in place of the one that the lease had.
-
-        If it has ended already, `ended` is called soon, not from within.
-        """
-        self.forget(lease_id)
+        """Begin to follow a binding. If it has ended already, `ended` is called soon, not from within."""
         match binding:
+            case ByConnection():
+                held = self._connections.get(connection)
+                if held is None:
+                    held = self._connections[connection] = set()
+                held.add(lease_id)
+                self._connection_of[lease_id] = connection
             case ByProcess(pid, ticks):
                 try:
                     fd = processes.open_pidfd(pid, ticks)
@@ -45,14 +47,15 @@ class Bindings:
                 self._loop.add_reader(fd, self._process_ended, lease_id, pid)
             case ByTime(deadline):
                 self._arm(lease_id, deadline)
-            case ByConnection():
-                self._connections.setdefault(connection, set()).add(lease_id)
-                self._connection_of[lease_id] = connection
             case _:
                 pass
 
     def forget(self, lease_id: str) -> None:
         """Stop following; a second time does nothing."""
+        connection = self._connection_of.pop(lease_id, None)
+        if connection is not None:
+            self._connections[connection].discard(lease_id)
+            return
         fd = self._pidfds.pop(lease_id, None)
         if fd is not None:
             self._loop.remove_reader(fd)
@@ -60,17 +63,12 @@ class Bindings:
         timer = self._timers.pop(lease_id, None)
         if timer is not None:
             timer.cancel()
-        connection = self._connection_of.pop(lease_id, None)
-        if connection is not None:
-            leases = self._connections[connection]
-            leases.discard(lease_id)
-            if not leases:
-                del self._connections[connection]
 
     def disconnected(self, connection: object) -> None:
         """End what was bound to this connection."""
         for lease_id in sorted(self._connections.get(connection, ())):
             self._ended(lease_id, "the client's connection closed")
+        self._connections.pop(connection, None)
 
     def _process_ended(self, lease_id: str, pid: int) -> None:
         self.forget(lease_id)

@@ -8,15 +8,14 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import structlog
 
 from neurond.daemon.access import Access
 from neurond.daemon.bindings import Bindings
-from neurond.daemon.logs import flush_events, log_event
+from neurond.daemon.logs import log_events
 from neurond.daemon.points import reach
 from neurond.daemon.recording import Recording
 from neurond.daemon.server import Connection, Server
@@ -106,7 +105,7 @@ class Broker:
         self.ledger = ledger
         self.rules = rules
         self.server: Server | None = None
-        self.recording = Recording(ledger, journal, seq, self._recording_works_again)
+        self.recording = Recording(ledger, journal, seq, self._recorded, self._recording_works_again)
         self.usage = Usage(Opens(), self.take_usage)
         self.access = Access(ledger)
         self.watchers = Watchers(seq)
@@ -124,6 +123,13 @@ class Broker:
         self._just_draining: set[str] = set()
         self._closed_once: set[str] = set()
         self._left_over: dict[str, tuple[User, ...]] = {}
+        self._follow_ups: dict[type[Event], Callable[[Any], None]] = {
+            LeaseGranted: self._on_granted,
+            LeaseBound: self._on_bound,
+            LeaseDraining: self._on_draining,
+            LeaseRevived: self._on_revived,
+            LeaseEnded: self._on_ended,
+        }
         self._now = 0.0  # the wall clock at which the calls of this turn are answered, 0 at other times
         self._loop = asyncio.get_running_loop()
 
@@ -265,9 +271,13 @@ class Broker:
 
     def end(self, lease_id: str, reason: str) -> None:
         """End a lease or a waiting request; nothing happens if it is over already."""
-        self._doubt()
-        with suppress(NoSuchLease):
-            self.happened(self.ledger.end(lease_id, reason, self._now or time.time()))
+        if self.ledger.queue:
+            self._doubt()
+        try:
+            events = self.ledger.end(lease_id, reason, self._now or time.time())
+        except NoSuchLease:
+            return
+        self.happened(events)
 
     def disconnected(self, connection: Connection) -> None:
         """Take note that a client is gone."""
@@ -382,33 +392,20 @@ class Broker:
         """Let everybody know what has happened to the ledger."""
         now = self._now or time.time()
         for event in events:
-            self.watchers.happened(self.recording.add(now, event), now, event)
-            if log_event(now, event):
-                self._loop.call_soon(flush_events)  # when the replies of this turn have left
+            self.recording.add(now, event)
             reach(event.kind)
-            match event:
-                case LeaseGranted(lease):
-                    self._granted(lease)
-                case LeaseEnded(lease_id, reason):
-                    self._ended(lease_id, reason)
-                case LeaseDraining(lease_id):
-                    self._bindings.forget(lease_id)
-                    self._draining_since[lease_id] = time.monotonic()
-                    self._just_draining.add(lease_id)
-                    self.access.refresh_some(self.ledger.get(lease_id).chips)
-                    self.usage.soon()
-                case LeaseRevived(lease_id):
-                    self._forget_end(lease_id)
-                    self.access.refresh_some(self.ledger.get(lease_id).chips)
-                case LeaseBound(lease_id, binding):
-                    self.orphans.pop(lease_id, None)
-                    self._bindings.follow(lease_id, binding)
-                case _:
-                    pass
-        if self.server is not None:
+            follow_up = self._follow_ups.get(type(event))
+            if follow_up is not None:
+                follow_up(event)
+        if self.server is not None and not self._now:  # else the commit of this turn is due anyway
             self.server.flush_soon()
 
-    def _granted(self, lease: Lease) -> None:
+    def _recorded(self, news: list[tuple[float, Event]], encoded: list[bytes]) -> None:
+        self.watchers.happened(encoded)
+        log_events(news, self._loop.call_later)  # later, when the replies of this turn have left
+
+    def _on_granted(self, event: LeaseGranted) -> None:
+        lease = event.lease
         self.access.refresh_some(lease.chips)
         waiting = self._waiting.pop(lease.id, None)
         if waiting is None:
@@ -420,9 +417,27 @@ class Broker:
         for waiter in waiting.waiters:
             waiter.granted(self.ledger.get(lease.id))
 
-    def _ended(self, lease_id: str, reason: str) -> None:
+    def _on_draining(self, event: LeaseDraining) -> None:
+        self._bindings.forget(event.id)
+        self._draining_since[event.id] = time.monotonic()
+        self._just_draining.add(event.id)
+        self.access.refresh_some(self.ledger.get(event.id).chips)
+        self.usage.soon()
+
+    def _on_revived(self, event: LeaseRevived) -> None:
+        self._forget_end(event.id)
+        self.access.refresh_some(self.ledger.get(event.id).chips)
+
+    def _on_bound(self, event: LeaseBound) -> None:
+        self.orphans.pop(event.id, None)
+        self._bindings.forget(event.id)
+        self._bindings.follow(event.id, event.binding)
+
+    def _on_ended(self, event: LeaseEnded) -> None:
+        lease_id = event.id
         self._bindings.forget(lease_id)
-        self._forget_end(lease_id)
+        if lease_id in self._draining_since:
+            self._forget_end(lease_id)
         self._ttls.pop(lease_id, None)
         self.orphans.pop(lease_id, None)
         lease = self.ledger.ended[-1][0]
@@ -433,7 +448,7 @@ class Broker:
         if waiting is not None:
             waiting.timer.cancel()
             for waiter in waiting.waiters:
-                waiter.refused(NoCapacity(f"request {lease_id} is over: {reason}"))
+                waiter.refused(NoCapacity(f"request {lease_id} is over: {event.reason}"))
 
     def _forget_end(self, lease_id: str) -> None:
         self._draining_since.pop(lease_id, None)

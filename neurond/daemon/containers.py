@@ -342,7 +342,7 @@ def container_name(lease: Lease, wanted: str = "") -> str:
     return wanted or f"neurond-{lease.id}"
 
 
-def _bound_to(binding: ByContainer | ByTask, found: list[Container | None]) -> ByContainer | ByTask:
+def _bound_to(binding: OnContainers, found: list[Container | None]) -> OnContainers:
     """Return a binding with the names and ids that its containers have now."""
     both = [
         (container.name, container.id) if container is not None and container.status != "created" else before

@@ -3,7 +3,8 @@
 import logging
 import sys
 import time
-from collections.abc import Mapping, MutableMapping
+from collections import Counter
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, TextIO, cast
@@ -29,6 +30,11 @@ from neurond.ledger.leases import Lease
 
 log = structlog.get_logger()
 _encode = msgspec.json.Encoder().encode
+
+MOST_A_SECOND = 1000
+"""Events of the ledger that are logged in a second; of the rest there is a count."""
+News = Sequence[tuple[float, Event]]
+"""Events with the wall clock at which they happened."""
 
 
 def configure_logs(level: str, *, json: bool | None) -> None:
@@ -76,23 +82,55 @@ class _Stderr:
 _stderr = _Stderr()
 
 
-def log_event(now: float, event: Event) -> bool:
-    """Log what happened to the ledger at this time, in the form of all other lines.
+def log_events(news: News, call_later: Callable[[float, Callable[[], None]], object]) -> None:
+    """Log what happened to the ledger, with its times, in the form of all other lines; soon, by `call_later`.
 
-    There are two events and more for each lease, and structlog takes twenty times as long for one as this does. Returns
-    whether `flush_events` has to be called before long.
+    There are two events and more for each lease, and structlog takes twenty times as long for one as this does. Beyond
+    MOST_A_SECOND they are only counted: a loop of ten thousand leases a second must not fill the disk.
     """
+    news, rest = _budget.take(news)
+    if rest:
+        if not _budget.passed_over:
+            call_later(1, log_passed_over)
+        _budget.passed_over.update(event.kind for _, event in rest)
     if not _stderr.direct:
-        log.info(event.kind, **fields_of(event))
-        return False
-    _stderr.owed.append((now, event))
-    return len(_stderr.owed) == 1
+        for _, event in news:
+            log.info(event.kind, **fields_of(event))
+    elif news:
+        if not _stderr.owed:
+            call_later(0, flush_events)
+        _stderr.owed += news
 
 
 def flush_events() -> None:
-    """Write what `log_event` owes, in one write."""
+    """Write what `log_events` owes, in one write."""
     if _stderr.owed:
         _stderr.write("")
+
+
+class _Budget:
+    """How many events may still be logged in this second, and how many of each kind were not."""
+
+    def __init__(self) -> None:
+        self.passed_over: Counter[str] = Counter()
+        self._second, self._left = 0, 0
+
+    def take(self, news: News) -> tuple[News, News]:
+        """Return those that may be logged, and the rest."""
+        second = int(news[0][0])
+        if second != self._second:
+            self._second, self._left = second, MOST_A_SECOND
+        left, self._left = self._left, max(self._left - len(news), 0)
+        return (news, ()) if left >= len(news) else (news[:left], news[left:])
+
+
+_budget = _Budget()
+
+
+def log_passed_over() -> None:
+    """Say how many events were not logged."""
+    passed_over, _budget.passed_over = _budget.passed_over, Counter()
+    log.info("events.not_logged", limit=f"{MOST_A_SECOND} a second", **passed_over)
 
 
 def _line(owed: tuple[float, Event]) -> str:

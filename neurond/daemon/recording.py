@@ -11,7 +11,7 @@ import structlog
 
 from neurond import wire
 from neurond.daemon.points import reach
-from neurond.host.journal import Journal, JournalError
+from neurond.host.journal import Journal, JournalError, encode_event
 from neurond.ledger.errors import Refused
 from neurond.ledger.events import Event, LeaseBound, LeaseDraining, LeaseEnded, LeaseGranted, LeaseRevived
 from neurond.ledger.ledger import Ledger
@@ -21,18 +21,25 @@ log = structlog.get_logger()
 COMPACT_AFTER = 20_000
 """Records after which the journal is replaced by a snapshot."""
 RETRY = 0.5
+CHANGES = (LeaseBound, LeaseDraining, LeaseRevived, LeaseEnded)
+
+Tell = Callable[[list[tuple[float, Event]], list[bytes]], None]
 
 
 class Recording:
-    """The way from the ledger's events to the journal. `recovered` is called when it can be written again."""
+    """The way from the ledger's events to the journal, and to those who want to know of them.
 
-    def __init__(self, ledger: Ledger, journal: Journal, seq: int, recovered: Callable[[], None]) -> None:
-        self.seq = seq
+    `tell` gets the events of a turn, with their times and as they are encoded. `recovered` is called when the journal
+    can be written again.
+    """
+
+    def __init__(self, ledger: Ledger, journal: Journal, seq: int, tell: Tell, recovered: Callable[[], None]) -> None:
+        self._seq = seq
         self._ledger = ledger
         self._journal = journal
+        self._tell = tell
         self._recovered = recovered
-        self._granted: list[str] = []
-        self._changed: set[str] = set()
+        self._news: list[tuple[float, Event]] = []
         self._promised: list[tuple[str, asyncio.Future[None]]] = []
         self._compact_after = COMPACT_AFTER
         self._retrying = False
@@ -43,19 +50,9 @@ class Recording:
         if self._ledger.paused:
             raise wire.JournalFull(self._ledger.paused)
 
-    def add(self, now: float, event: Event) -> int:
-        """Take an event, to be written at the end of this turn; return its number."""
-        self.seq += 1
-        if self._journal.is_open:  # else the snapshot that it will begin with has this too
-            self._journal.append(self.seq, now, event)
-        match event:
-            case LeaseGranted(lease):
-                self._granted.append(lease.id)
-            case LeaseBound(lease_id) | LeaseDraining(lease_id) | LeaseRevived(lease_id) | LeaseEnded(lease_id):
-                self._changed.add(lease_id)
-            case _:
-                pass
-        return self.seq
+    def add(self, now: float, event: Event) -> None:
+        """Take an event, to be written at the end of this turn."""
+        self._news.append((now, event))
 
     def commit(self, revoke: Callable[[str], None]) -> dict[str, Refused]:
         """Write the journal; return the leases whose news of this turn could not be written, with the error.
@@ -63,17 +60,17 @@ class Recording:
         Those that were granted in this turn are revoked then; what else changed holds, but is not promised.
         """
         broken: dict[str, Refused] = {}
+        news = self._news
         try:
             self._write()
         except JournalError as error:
             self._pause(error)
             lost = f"{self._ledger.paused}; this holds now, but would be forgotten if neurond crashed"
-            broken = dict.fromkeys(self._changed, wire.JournalFull(lost))
-            broken |= dict.fromkeys(self._granted, wire.JournalFull(self._ledger.paused))
-            for lease_id in self._granted:
+            broken = {event.id: wire.JournalFull(lost) for _, event in news if isinstance(event, CHANGES)}
+            granted = [event.lease.id for _, event in news if isinstance(event, LeaseGranted)]
+            broken |= dict.fromkeys(granted, wire.JournalFull(self._ledger.paused))
+            for lease_id in granted:
                 revoke(lease_id)
-        self._granted.clear()
-        self._changed.clear()
         promised, self._promised = self._promised, []
         for lease_id, future in promised:
             if not future.done():
@@ -88,6 +85,7 @@ class Recording:
 
     def _write(self) -> None:
         reach("journal.before-write")
+        self._take_news()
         if not self._journal.is_open:
             self._write_snapshot()
         self._journal.flush()
@@ -100,9 +98,20 @@ class Recording:
                 self._compact_after = self._journal.records + COMPACT_AFTER
                 log.warning("journal.not_compacted", error=str(error), follows="appending to the old file")
 
+    def _take_news(self) -> None:
+        """Take what has happened since the last time, and encode it once for all who get it."""
+        news, self._news = self._news, []
+        if not news:
+            return
+        encoded = [encode_event(seq, at, event) for seq, (at, event) in enumerate(news, start=self._seq + 1)]
+        self._seq += len(news)
+        if self._journal.is_open:  # else the snapshot that it will begin with has this too
+            self._journal.append(encoded)
+        self._tell(news, encoded)
+
     def _write_snapshot(self) -> None:
         now = time.time()
-        self._journal.start(self.seq, [(now, event) for event in self._ledger.snapshot()])
+        self._journal.start(self._seq, [(now, event) for event in self._ledger.snapshot()])
 
     def _pause(self, error: JournalError) -> None:
         if not self._ledger.paused:

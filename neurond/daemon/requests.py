@@ -2,9 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Coroutine
 from functools import lru_cache, partial
-from typing import Any
 
 import structlog
 
@@ -13,7 +11,7 @@ from neurond.daemon import views
 from neurond.daemon.broker import Broker, Waiter, Wish
 from neurond.daemon.fence import Fence
 from neurond.daemon.labels import labels_of
-from neurond.daemon.server import Call, Handler, Peer
+from neurond.daemon.server import Answer, Call, Handler, Peer
 from neurond.host import processes
 from neurond.ledger.errors import InvalidRequest, NotAllowed
 from neurond.ledger.leases import Binding, ByConnection, ByProcess, ByTime, Lease, OnContainers, Owner, Want
@@ -53,7 +51,7 @@ class Requests:
     def may_lease(self, peer: Peer) -> None:
         """Raise NotAllowed unless the peer may hold chips."""
         rules = self.broker.rules
-        if peer.uid in {0, rules.uid} or (rules.gid is not None and rules.gid in peer.groups):
+        if peer.uid == 0 or peer.uid == rules.uid or rules.gid in peer.groups:  # noqa: PLR1714 - no set for each call
             return
         hint = (
             "join it (usermod -aG neuron) and log in again"
@@ -86,14 +84,15 @@ class Requests:
 
     # -- calls ------------------------------------------------------------------------------------------------------
 
-    def _acquire(self, call: Call, request: wire.Acquire) -> Coroutine[Any, Any, None] | None:
-        self.may_lease(call.peer)
-        if request.enforce and call.peer.uid != 0:
+    def _acquire(self, call: Call, request: wire.Acquire) -> Answer:
+        peer = call.peer
+        self.may_lease(peer)
+        if request.enforce and peer.uid != 0:
             raise NotAllowed("only root can set up a device filter, so only root may say that there is one")
         wish = Wish(
             want_of(request.count, request.chips, every=request.all, missing_ok=request.missing_ok),
-            owner_of(call.peer),
-            self._binding(call.peer, request.pid, request.ttl, connection_ok=True),
+            owner_of(peer),
+            self._binding(peer, request.pid, request.ttl, connection_ok=True),
             checked_name(request.name) if request.name else "",
             seconds("wait", request.wait) if request.wait else 0,
             request.ttl,
@@ -102,45 +101,47 @@ class Requests:
             request.container or "",
         )
         if request.container:
-            self.may_start(call.peer)
+            self.may_start(peer)
             if not isinstance(wish.binding, ByProcess):
                 raise InvalidRequest("a lease for a container is bound to the process of its docker command at first")
-        if not self.broker.is_known():
-            return self._acquire_when_known(call, request, wish)
-        self._ask(call, request, wish)
-        return None
+        if self.broker.is_known():
+            return self._ask(call, request, wish)
+        return self._ask_when_known(call, request, wish)
 
-    async def _acquire_when_known(self, call: Call, request: wire.Acquire, wish: Wish) -> None:
+    async def _ask_when_known(self, call: Call, request: wire.Acquire, wish: Wish) -> wire.Acquired | None:
         await self.broker.known()
-        if not call.connection.gone:
-            self._ask(call, request, wish)
+        return None if call.connection.gone else self._ask(call, request, wish)
 
-    def _ask(self, call: Call, request: wire.Acquire, wish: Wish) -> None:
+    def _ask(self, call: Call, request: wire.Acquire, wish: Wish) -> wire.Acquired | None:
         earlier = self.ledger.by_key(wish.owner.uid, wish.key) if wish.key else None
         if earlier is not None:
             self._join(call, wish, earlier, self._waiter(call, request))
-            return
+            return None
         lease = self.broker.ask(wish, call.connection)
         if lease.state == "active":
-            self._granted(call, request, lease)
-            return
+            return self._acquired(call, request, lease)
         waiter = self._waiter(call, request)
         self.broker.join(lease.id, waiter)
         call.on_gone = lambda: self.broker.leave(lease.id, waiter, GONE)
         if call.more:
             call.reply(wire.Acquired(lease.id, [], waiting=self.broker.why_waits(lease)), last=False)
+        return None
 
     def _waiter(self, call: Call, request: wire.Acquire) -> Waiter:
         return Waiter(partial(self._granted, call, request), call.fail)
 
     def _granted(self, call: Call, request: wire.Acquire, lease: Lease) -> None:
         call.on_gone = None
+        call.reply(self._acquired(call, request, lease))
+
+    def _acquired(self, call: Call, request: wire.Acquire, lease: Lease) -> wire.Acquired:
+        call.promises = lease.id
         reply = wire.Acquired(lease.id, list(lease.chips))
         if request.env:
             reply.env = views.environment(self.ledger, lease, self.broker.rules.lnc)
             reply.nodes, reply.cdi = views.nodes(self.ledger, lease), self.fence.name_of(lease)
             reply.labels = labels_of(self.home, lease)
-        call.reply(reply, promises=lease.id)
+        return reply
 
     def _join(self, call: Call, wish: Wish, earlier: Lease, waiter: Waiter) -> None:
         """Answer a request whose key another one has already: the same wish gets the same lease."""
@@ -158,13 +159,13 @@ class Requests:
             waiter.granted(earlier)
 
     def _binding(self, peer: Peer, pid: int | None, ttl: float | None, *, connection_ok: bool = False) -> Binding:
+        if pid is None and ttl is None and connection_ok:
+            return ByConnection(peer.pid)
         if pid is not None and ttl is not None:
             raise InvalidRequest("a lease is bound to a process or to a time limit, not to both")
         if ttl is not None:
             return ByTime(processes.boottime() + seconds("ttl", ttl, least=0.001))
         if pid is None:
-            if connection_ok:
-                return ByConnection(peer.pid)
             raise InvalidRequest("bind a lease to what? A process or a time limit")
         pid = pid or peer.pid  # pid 0 is the caller, whatever its own pid namespace calls it
         try:
@@ -190,28 +191,31 @@ class Requests:
         await self.broker.usage.look()
         return wire.Acquired(lease.id, list(lease.chips))
 
-    def _bind(self, call: Call, request: wire.Bind) -> None:
+    def _bind(self, call: Call, request: wire.Bind) -> wire.Done:
         lease = self.ledger.get(request.lease)
         self.must_own(call.peer, lease)
         _refuse_container(lease)
         if lease.state != "active":
             raise InvalidRequest(f"lease {lease.id} is {lease.state}: only an active lease can be bound to another")
         self.broker.bind(lease.id, self._binding(call.peer, request.pid, request.ttl))
-        call.reply(wire.Done(), promises=lease.id)
+        call.promises = lease.id
+        return wire.Done()
 
-    def _release(self, call: Call, request: wire.Release) -> None:
+    def _release(self, call: Call, request: wire.Release) -> wire.Released:
         lease = self.ledger.get(request.lease)
         reason = checked_name(request.reason, "reason") if request.reason else ""
-        if call.peer.uid != lease.owner.uid:
-            self.must_own(call.peer, lease, force=bool(request.force), reason=reason)
+        peer = call.peer
+        if peer.uid != lease.owner.uid:
+            self.must_own(peer, lease, force=bool(request.force), reason=reason)
         _refuse_container(lease)
         self.broker.recording.must_work()
-        by = processes.user_name(call.peer.uid)
+        by = owner_of(peer).name
         self.broker.binding_ended(lease.id, f"released by {by}" + (f": {reason}" if reason else ""))
         left = self.ledger.leases.get(lease.id)
-        call.reply(wire.Released(left.state if left else "ended"), promises=lease.id)
+        call.promises = lease.id
+        return wire.Released(left.state if left else "ended")
 
-    def _renew(self, call: Call, request: wire.Renew) -> None:
+    def _renew(self, call: Call, request: wire.Renew) -> wire.Renewed:
         lease = self.ledger.get(request.lease)
         self.must_own(call.peer, lease, force=bool(request.force), reason=checked_name(request.reason or "", "reason"))
         if not isinstance(lease.binding, ByTime):
@@ -220,7 +224,8 @@ class Requests:
             raise InvalidRequest(f"lease {lease.id} is {lease.state}: only an active lease can be renewed")
         ttl = seconds("ttl", request.ttl, least=0.001)
         self.broker.bind(lease.id, ByTime(processes.boottime() + ttl))
-        call.reply(wire.Renewed(time.time() + ttl), promises=lease.id)
+        call.promises = lease.id
+        return wire.Renewed(time.time() + ttl)
 
     def _environment(self, call: Call, request: wire.OfLease) -> wire.Environment:
         lease = self.ledger.get(request.lease)
@@ -280,6 +285,8 @@ def _owner(uid: int) -> Owner:
 
 def want_of(count: int | None, chips: list[int] | None, *, every: bool | None, missing_ok: bool | None) -> Want:
     """Make the ledger's request of what came over the wire. Raises InvalidRequest."""
+    if count is not None and count > 0 and chips is None and not every:
+        return _want(count, bool(missing_ok))
     if (count is not None) + (chips is not None) + bool(every) != 1:
         raise InvalidRequest("ask for chips in one way: by count (-n), by number (--chips) or --all")
     if count is not None and count < 1:
@@ -290,7 +297,12 @@ def want_of(count: int | None, chips: list[int] | None, *, every: bool | None, m
         )
     if chips is not None and len(chips) > MOST_CHIPS_NAMED:
         raise InvalidRequest(f"{len(chips)} chips named: no host has as many")
-    return Want(count or 0, tuple(chips or ()), bool(every), bool(missing_ok))
+    return Want(0, tuple(chips or ()), bool(every), bool(missing_ok))
+
+
+@lru_cache(maxsize=256)
+def _want(count: int, missing_ok: bool) -> Want:
+    return Want(count, missing_ok=missing_ok)
 
 
 def seconds(what: str, value: float, least: float = 0) -> float:

@@ -2,16 +2,14 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import msgspec
 
 from neurond import wire
 from neurond.daemon.server import Call, Connection
-from neurond.host.journal import encode_event
 from neurond.ledger.errors import InvalidRequest
-from neurond.ledger.events import Event
 
 KEPT_EVENTS = 10_000
 MOST_UNREAD = 1 << 20
@@ -24,20 +22,20 @@ class Watchers:
     """Streams events to those who watch; none is buffered beyond its socket."""
 
     def __init__(self, seq: int) -> None:
-        self._events: deque[tuple[int, float, Event]] = deque(maxlen=KEPT_EVENTS)
+        self._events: deque[bytes] = deque(maxlen=KEPT_EVENTS)
         self._told: dict[Call, int] = {}
         self._seq = seq
 
-    def happened(self, seq: int, at: float, event: Event) -> None:
-        """Keep an event; `tell` sends it."""
-        self._seq = seq
-        self._events.append((seq, at, event))
+    def happened(self, encoded: Sequence[bytes]) -> None:
+        """Keep the next events, as `encode_event` gives them; `tell` sends them."""
+        self._seq += len(encoded)
+        self._events += encoded
 
     def watch(self, call: Call, request: wire.Watch) -> Coroutine[Any, Any, None] | None:
         """Answer the call Watch, for as long as the client likes."""
         if not call.more:
             raise InvalidRequest("Watch streams events: call it with more")
-        oldest = self._events[0][0] if self._events else self._seq + 1
+        oldest = self._seq - len(self._events) + 1
         if request.since == 0:  # all that is kept
             request.since = oldest
         if request.since is not None and not oldest <= request.since <= self._seq + 1:
@@ -81,5 +79,5 @@ class Watchers:
             call.fail(wire.Lagged(f"events are read too slowly: go on with since={told + 1}"))
             return False
         for number in range(missing, missing - count, -1):
-            call.reply(wire.Watched(msgspec.Raw(encode_event(*self._events[-number]))), last=False)
+            call.reply(wire.Watched(msgspec.Raw(self._events[-number])), last=False)
         return True

@@ -8,13 +8,13 @@ lease anyway, so nothing is synced; the boot id says the same where the director
 import errno
 import os
 import time
-import zlib
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
+from zlib import crc32
 
 import msgspec
 
@@ -56,10 +56,18 @@ class JournalError(Exception):
 
 _encode = msgspec.json.Encoder().encode
 
-# msgspec takes four times as long for a dataclass as for a struct of its own, so leases are copied into one.
+# msgspec takes four times as long for a dataclass as for a struct of its own, so leases are copied into one. What is as
+# by default is left out.
 _LEASE_FIELDS = [one.name for one in fields(Lease)]
-_Lease = msgspec.defstruct("_Lease", _LEASE_FIELDS)
+_Lease = msgspec.defstruct(
+    "_Lease",
+    [(one.name, Any) if one.default is MISSING else (one.name, Any, one.default) for one in fields(Lease)],
+    omit_defaults=True,
+    gc=False,
+)
 _lease_values = attrgetter(*_LEASE_FIELDS)
+_Granted = msgspec.defstruct("_Granted", [("lease", Any)], gc=False)
+_Record = msgspec.defstruct("_Record", [("seq", int), ("at", float), ("event", str), ("data", Any)], gc=False)
 
 
 def _binding(wanted: type, raw: Any) -> Any:
@@ -68,22 +76,14 @@ def _binding(wanted: type, raw: Any) -> Any:
     raise NotImplementedError(wanted)
 
 
-def _data(event: Event) -> object:
-    """Return what is encoded as the data of an event."""
-    if isinstance(event, LeaseGranted):
-        return {"lease": _Lease(*_lease_values(event.lease))}
-    return event
-
-
-def _line(content: object) -> bytes:
-    body = _encode(content)
-    return b"%08x %s\n" % (zlib.crc32(body), body)
+def _line(body: bytes) -> bytes:
+    return b"%08x %s\n" % (crc32(body), body)
 
 
 def _content(line: bytes) -> Any:
     """Return the JSON of one line; raises ValueError if the checksum or the form is wrong."""
     checksum, _, body = line.partition(b" ")
-    if len(checksum) != 8 or int(checksum, 16) != zlib.crc32(body):
+    if len(checksum) != 8 or int(checksum, 16) != crc32(body):
         raise ValueError("checksum")
     return msgspec.json.decode(body)
 
@@ -95,7 +95,8 @@ def _record(content: Any) -> Record:
 
 def encode_event(seq: int, at: float, event: Event) -> bytes:
     """Return one event as JSON, in the form that journal and watchers share."""
-    return _encode({"seq": seq, "at": at, "event": event.kind, "data": event})
+    data = _Granted(_Lease(*_lease_values(event.lease))) if isinstance(event, LeaseGranted) else event
+    return _encode(_Record(seq, at, event.kind, data))
 
 
 def read(path: Path, boot: str) -> History:
@@ -178,11 +179,8 @@ class Journal:
         """
         events = list(snapshot)
         before = seq - len(events)
-        lines = [_line({"journal": VERSION, "boot": self.boot, "seq": before})]
-        lines += [
-            _line({"seq": before + n, "at": at, "event": event.kind, "data": event})
-            for n, (at, event) in enumerate(events, start=1)
-        ]
+        lines = [_line(_encode({"journal": VERSION, "boot": self.boot, "seq": before}))]
+        lines += [_line(encode_event(before + n, at, event)) for n, (at, event) in enumerate(events, start=1)]
         content = b"".join(lines)
         fresh = self.path.with_name(NAME + ".new")
         fd = -1
@@ -203,9 +201,9 @@ class Journal:
         self._owed.clear()
         self.failure = None
 
-    def append(self, seq: int, at: float, event: Event) -> None:
-        """Owe one event to the file; `flush` writes it."""
-        self._owed.append(_line({"seq": seq, "at": at, "event": event.kind, "data": _data(event)}))
+    def append(self, encoded: Iterable[bytes]) -> None:
+        """Owe these events, as `encode_event` gives them, to the file; `flush` writes them."""
+        self._owed += map(_line, encoded)
 
     def flush(self) -> None:
         """Write all that is owed, in one write. Raises JournalError; then the file ends at the last whole record."""

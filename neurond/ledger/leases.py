@@ -48,8 +48,19 @@ class ByProcess(Binding):
     kind: Literal["process"] = "process"
 
 
+class OnContainers(Binding):
+    """What is bound to one or more containers: their names and ids, an id empty while there is only the intent."""
+
+    __slots__ = ()
+
+    @property
+    def containers(self) -> tuple[tuple[str, str], ...]:
+        """Name and id of each container that it names."""
+        raise NotImplementedError
+
+
 @value(frozen=True, slots=True)
-class ByContainer(Binding):
+class ByContainer(OnContainers):
     """Ends when the container has exited or is removed. While `id` is empty it is a journalled intent to create it."""
 
     name: str
@@ -63,7 +74,7 @@ class ByContainer(Binding):
 
 
 @value(frozen=True, slots=True)
-class ByTask(Binding):
+class ByTask(OnContainers):
     """Ends when the last container of a task has exited or is removed; an empty id is an intent to create it."""
 
     names: tuple[str, ...]
@@ -99,9 +110,6 @@ BINDINGS: dict[str, type[Binding]] = {
     "connection": ByConnection,
     "time": ByTime,
 }
-
-
-OnContainers = ByContainer | ByTask
 
 
 def container_ids(binding: Binding) -> set[str]:

@@ -65,6 +65,7 @@ class Ledger:
         self.ended: deque[tuple[Lease, str]] = deque(maxlen=KEPT_ENDED)
         """Leases and requests that ended lately as they were last, with the reason; latest last."""
         self._next_number = 1
+        self._next_id = "-1"
         # Masks and indices of the fold, changed only by _apply and what it calls.
         self._lines: dict[Want, dict[str, int]] = {}  # who waits for the same: ids, and how many came before them
         self._arrivals = 0
@@ -182,16 +183,15 @@ class Ledger:
         """
         if want.chips or want.every:
             self.check(want)
-        mask = self._fit(want, self.free & ~self._claimed())
+        mask = self._fit(want, self.free & ~self._claimed() if self.queue else self.free)
         if not mask:  # a count for which there is a set is legal
             self.check(want)
         if self.paused:
             raise NoCapacity(self.paused)
         if not mask and not (wait and (want.missing_ok or self._fit(want, self._usable))):
             raise self.why_not(want, now)
-        lease_id = f"{self.epoch}-{self._next_number}"
         lease = Lease(
-            lease_id,
+            self._next_id,
             "active" if mask else "queued",
             owner,
             want,
@@ -235,8 +235,7 @@ class Ledger:
             raise NoSuchChip(f"no chip {missing[0] if missing else ''} on this host (have {ranges(self.chips)})")
         if mask_of(want.chips) & self._held:
             raise self.why_not(want, now)
-        lease_id, up = f"{self.epoch}-{self._next_number}", self._uptime()
-        lease = Lease(lease_id, "active", owner, want, binding, now, want.chips, name, up=up)
+        lease = Lease(self._next_id, "active", owner, want, binding, now, want.chips, name, up=self._uptime())
         return lease, [self._apply(LeaseGranted(lease))]
 
     def used(self, users: Mapping[int, tuple[User, ...]], now: float) -> list[Event]:
@@ -300,10 +299,10 @@ class Ledger:
     def _apply(self, event: Event) -> Event:  # noqa: C901 - one place where state changes, a case per event
         """Change the state as one event says. Unknown leases are no error: a journal may have lost lines."""
         match event:
-            case LeaseGranted(lease):
-                self._on_granted(lease)
-            case LeaseEnded(lease_id, reason):
-                self._on_ended(lease_id, reason)
+            case LeaseGranted():
+                self._on_granted(event.lease)
+            case LeaseEnded():
+                self._on_ended(event.id, event.reason)
             case LeaseDraining(lease_id, reason):
                 self._change(lease_id, state="draining", why=reason)
             case LeaseQueued(lease):
@@ -322,7 +321,7 @@ class Ledger:
                 self._change(lease_id, state="active", why="", users=())
             case Opened():
                 self.epoch = event.epoch
-                self._next_number = event.next_number
+                self._number(event.next_number)
         return event
 
     def _change(self, lease_id: str, **what: Any) -> None:
@@ -404,9 +403,16 @@ class Ledger:
 
     def _count(self, lease_id: str) -> None:
         """Never give out a number again that was seen in an event."""
+        if lease_id == self._next_id:  # one of our own, as nearly always
+            self._number(self._next_number + 1)
+            return
         epoch, _, number = lease_id.rpartition("-")
         if epoch == self.epoch and int(number) >= self._next_number:
-            self._next_number = int(number) + 1
+            self._number(int(number) + 1)
+
+    def _number(self, number: int) -> None:
+        self._next_number = number
+        self._next_id = f"{self.epoch}-{number}"
 
     def _fit(self, want: Want, among: int) -> int:
         """Return the mask of the chips that this request would get from `among`, or 0."""

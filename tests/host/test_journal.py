@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from neurond.host import journal
-from neurond.host.journal import History, Journal, JournalError, read
+from neurond.host.journal import History, Journal, JournalError, encode_event, read
 from neurond.ledger.chips import Chip, User
 from neurond.ledger.events import (
     KINDS,
@@ -112,7 +112,7 @@ def write(directory: Path, *wanted: Event, seq: int = 0) -> Path:
     keeper = Journal(directory, BOOT)
     keeper.start(seq, [])
     for number, event in enumerate(wanted, start=seq + 1):
-        keeper.append(number, AT, event)
+        keeper.append([encode_event(number, AT, event)])
         keeper.flush()
     keeper.close()
     return keeper.path
@@ -169,7 +169,7 @@ def test_an_event_comes_back_as_it_was(tmp_path: Path, event: Event) -> None:
 def test_a_snapshot_and_what_follows_come_back_in_order(keeper: Journal) -> None:
     """The events of a snapshot end at its sequence number, and later ones follow on."""
     keeper.start(10, [(AT, event) for event in EVENTS[:4]])
-    keeper.append(11, AT + 1, EVENTS[4])
+    keeper.append([encode_event(11, AT + 1, EVENTS[4])])
     keeper.flush()
     history = read(keeper.path, BOOT)
     assert history.verdict == "whole"
@@ -186,14 +186,14 @@ def test_a_snapshot_and_what_follows_come_back_in_order(keeper: Journal) -> None
 def test_watchers_get_the_form_of_the_journal() -> None:
     """The JSON for watchers is what stands behind the checksum in the file."""
     for event in EVENTS:
-        told = msgspec.json.decode(journal.encode_event(3, AT, event))
+        told = msgspec.json.decode(encode_event(3, AT, event))
         assert journal._record(told) == journal.Record(3, AT, event)
 
 
 def test_flush_writes_everything_owed_at_once(keeper: Journal) -> None:
     """Nothing is in the file before `flush`, and everything after it."""
     for number, event in enumerate(EVENTS, start=1):
-        keeper.append(number, AT, event)
+        keeper.append([encode_event(number, AT, event)])
     assert read(keeper.path, BOOT).records == []
     keeper.flush()
     assert events(read(keeper.path, BOOT)) == list(EVENTS)
@@ -297,9 +297,9 @@ def test_no_damage_makes_up_a_record(tmp_path: Path, data: st.DataObject) -> Non
         b'{"leases": []}\n',
         b"\x7fELF\x02\x01\x01" + bytes(range(256)) * 8,
         bytes(4096),
-        journal._line([]),
-        journal._line("journal"),
-        journal._line({"journal": 1}),
+        journal._line(msgspec.json.encode([])),
+        journal._line(msgspec.json.encode("journal")),
+        journal._line(msgspec.json.encode({"journal": 1})),
         b"00000000 \n",
         b"-0000001 {}\n",
     ],
@@ -318,7 +318,7 @@ def test_a_foreign_file_is_not_taken_for_a_journal(tmp_path: Path, content: byte
 def test_a_newer_format_is_left_alone(tmp_path: Path) -> None:
     """A file of a newer neurond gives no records, and the note has both versions."""
     path = tmp_path / "journal"
-    path.write_bytes(journal._line({"journal": 2, "boot": BOOT, "seq": 0}) + b"who knows\n")
+    path.write_bytes(journal._line(msgspec.json.encode({"journal": 2, "boot": BOOT, "seq": 0})) + b"who knows\n")
     history = read(path, BOOT)
     assert (history.verdict, history.records) == ("newer", [])
     assert "format 2" in history.note
@@ -354,7 +354,7 @@ def test_keep_aside_keeps(tmp_path: Path) -> None:
 
 def test_compaction_replaces_by_rename(keeper: Journal) -> None:
     """A compacted journal is another file under the same name; one who still reads the old one sees it unchanged."""
-    keeper.append(1, AT, EVENTS[0])
+    keeper.append([encode_event(1, AT, EVENTS[0])])
     keeper.flush()
     old = keeper.path.read_bytes()
     with keeper.path.open("rb") as reader:
@@ -367,7 +367,7 @@ def test_compaction_replaces_by_rename(keeper: Journal) -> None:
 
 def test_compaction_pays_what_was_owed(keeper: Journal) -> None:
     """What was owed is in the snapshot, so it is not written again."""
-    keeper.append(1, AT, EVENTS[0])
+    keeper.append([encode_event(1, AT, EVENTS[0])])
     keeper.start(1, [(AT, EVENTS[0])])
     keeper.flush()
     history = read(keeper.path, BOOT)
@@ -382,12 +382,12 @@ def test_a_full_disk_loses_nothing(small_disk: Path) -> None:
     """On a full disk `flush` fails with the reason and the file stays whole; later everything owed is written."""
     keeper = Journal(small_disk, BOOT)
     keeper.start(0, [])
-    keeper.append(1, AT, EVENTS[0])
+    keeper.append([encode_event(1, AT, EVENTS[0])])
     keeper.flush()
     filler = fill(small_disk)
     owed = [EVENTS[n % len(EVENTS)] for n in range(24)]
     for number, event in enumerate(owed, start=2):
-        keeper.append(number, AT, event)
+        keeper.append([encode_event(number, AT, event)])
     for _ in range(3):
         with pytest.raises(JournalError, match=os.strerror(errno.ENOSPC)):
             keeper.flush()
@@ -395,7 +395,7 @@ def test_a_full_disk_loses_nothing(small_disk: Path) -> None:
         history = read(keeper.path, BOOT)
         assert (history.verdict, events(history)) == ("whole", [EVENTS[0]])
     filler.unlink()
-    keeper.append(26, AT, LeaseEnded("abcd-1", "the last"))
+    keeper.append([encode_event(26, AT, LeaseEnded("abcd-1", "the last"))])
     keeper.flush()
     history = read(keeper.path, BOOT)
     assert failed_with(keeper) is None
@@ -409,7 +409,7 @@ def test_a_full_disk_does_not_cost_the_old_journal(small_disk: Path) -> None:
     """If there is no room for a compacted journal, the old one is unchanged and goes on."""
     keeper = Journal(small_disk, BOOT)
     keeper.start(0, [])
-    keeper.append(1, AT, EVENTS[0])
+    keeper.append([encode_event(1, AT, EVENTS[0])])
     keeper.flush()
     filler = fill(small_disk)
     before = keeper.path.read_bytes()
@@ -419,7 +419,7 @@ def test_a_full_disk_does_not_cost_the_old_journal(small_disk: Path) -> None:
     assert keeper.path.read_bytes() == before
     assert sorted(path.name for path in small_disk.iterdir()) == ["filler", "journal"]
     filler.unlink()
-    keeper.append(2, AT, EVENTS[1])
+    keeper.append([encode_event(2, AT, EVENTS[1])])
     keeper.flush()
     assert events(read(keeper.path, BOOT)) == list(EVENTS[:2])
     keeper.close()
