@@ -16,7 +16,7 @@ import structlog
 from neurond.daemon.access import Access
 from neurond.daemon.bindings import Bindings
 from neurond.daemon.logs import log_events
-from neurond.daemon.points import reach
+from neurond.daemon.points import ARMED, reach
 from neurond.daemon.recording import Recording
 from neurond.daemon.server import Connection, Server
 from neurond.daemon.usage import GONE, Found, Usage, belongs
@@ -393,7 +393,8 @@ class Broker:
         now = self._now or time.time()
         for event in events:
             self.recording.add(now, event)
-            reach(event.kind)
+            if ARMED:
+                reach(event.kind)
             follow_up = self._follow_ups.get(type(event))
             if follow_up is not None:
                 follow_up(event)

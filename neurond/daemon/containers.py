@@ -303,15 +303,18 @@ class Containers:
 
     def _listen(self) -> None:
         """Wait for news, for ever; the stream may end at any time without a word."""
+        there = True
         while not self._loop.is_closed():
+            was_there, there = there, True
             try:
                 self.engine.events(self._news)
             except EngineError:
-                pass
+                there = False
             except Exception:  # the stream was cut in the middle of a message, or holds what docker-py can't read
                 log.exception("engine.events_failed", follows="looking every so often, and listening again")
             self._knows_engine = False  # it may be another one when it is back
-            self._news("", "")  # the stream has ended: whatever happened meanwhile was missed
+            if there or was_there:
+                self._news("", "")  # the stream has ended, or did not begin: that is news once
             time.sleep(RECONNECT)
 
     def _news(self, action: str, container_id: str) -> None:

@@ -384,7 +384,8 @@ class Connection(asyncio.Protocol):
             except _UNDECODABLE:
                 result = self._handle_other(call, message)
             else:
-                call.more, call.oneway = bool(asked.more), bool(asked.oneway)
+                if asked.more or asked.oneway:
+                    call.more, call.oneway = bool(asked.more), bool(asked.oneway)
                 result = self.server.handler_of[type(asked)](call, asked.parameters)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an answer
             _answer_error(call, message, error)

@@ -238,10 +238,13 @@ class Engine:
     def events(self, tell: Callable[[str, str], None]) -> None:
         """Call `tell` with action and id whenever something happens to a container, until the stream ends.
 
-        One that was sent a signal has a "kill" before its "die". Raises EngineError.
+        The first call, without either, says that the engine is there and that from now on nothing is missed. A
+        container that was sent a signal has a "kill" before its "die". Raises EngineError.
         """
         actions = ["start", "kill", "die", "destroy", "pause", "unpause", "rename", "update"]
-        for event in self._ask(lambda api: api.events(filters={"type": "container", "event": actions}, decode=True)):
+        stream = self._ask(lambda api: api.events(filters={"type": "container", "event": actions}, decode=True))
+        tell("", "")
+        for event in stream:
             tell(event["Action"], event["Actor"]["ID"])
 
     # -- the door ---------------------------------------------------------------------------------------------------

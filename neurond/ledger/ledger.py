@@ -275,9 +275,11 @@ class Ledger:
 
     def end(self, lease_id: str, reason: str, now: float) -> list[Event]:
         """End a lease or a waiting request, and serve the queue. Raises NoSuchLease the second time."""
-        self.get(lease_id)
+        lease = self.get(lease_id)
         ended = self._apply(LeaseEnded(lease_id, reason))
-        return [ended, *self._serve(now)] if self.queue else [ended]
+        if not self.queue or (lease.chips and not mask_of(lease.chips) & self._claimed()):
+            return [ended]  # nobody waits for these chips
+        return [ended, *self._serve(now)]
 
     # -- fold -----------------------------------------------------------------------------------------------
 
