@@ -29,6 +29,8 @@ log = structlog.get_logger()
 PERIOD = 5.0
 """Seconds between two looks at the containers without news, and between two attempts to reach the engine."""
 RECONNECT = 1.0
+QUIET = 0.1
+"""Seconds after the start of a container in which nobody looks at all the others: it has work to do, and so have we."""
 START_GRACE = 5.0
 """Seconds that a created container may take to start after the docker command that made it has ended."""
 ALWAYS = {"always", "unless-stopped"}
@@ -62,6 +64,7 @@ class Containers:
         self.home = home
         self.launches: dict[str, Launch] = {}
         self._exits: dict[str, asyncio.Future[int | None]] = {}
+        self._ends: set[asyncio.Task[None]] = set()
         self._removing: dict[str, asyncio.Task[None]] = {}
         self._reachable = True
         self._knows_engine = False
@@ -92,7 +95,7 @@ class Containers:
     async def ended(self, container_id: str) -> int | None:
         """Wait until a container has ended for good; return its exit code, None if it was removed before."""
         future = self._exits.setdefault(container_id, self._loop.create_future())
-        self._again.set()
+        self._take_end_soon(container_id)  # it may be over already
         return await asyncio.shield(future)
 
     async def stop(self, container_id: str, grace: int | None) -> None:
@@ -249,8 +252,8 @@ class Containers:
         if any(one in leases and container_id in container_ids(leases[one].binding) for one in self._gone_since):
             return  # it may come back
         if found is None or not (found.lives or found.status == "created"):
-            future = self._exits.pop(container_id)
-            if not future.done():
+            future = self._exits.pop(container_id, None)
+            if future is not None and not future.done():
                 future.set_result(found.exit_code if found is not None else None)
 
     def _is_ready(self, container: Container) -> bool:
@@ -327,6 +330,28 @@ class Containers:
             return  # whether it has ended by that, other news will tell
         if action == "start":
             self._may_be_restarted.pop(container_id, None)
+            self._loop.call_later(QUIET, self._again.set)
+        elif container_id in self._exits:
+            self._take_end_soon(container_id)
+        else:
+            self._again.set()
+
+    def _take_end_soon(self, container_id: str) -> None:
+        task = self._loop.create_task(self._take_end(container_id))
+        self._ends.add(task)
+        task.add_done_callback(self._ends.discard)
+
+    async def _take_end(self, container_id: str) -> None:
+        """Tell of the end of a container that somebody waits for, before the others are looked at."""
+        look = Look(self.engine)
+        lease = next(
+            (it for it in self.broker.ledger.leases.values() if container_id in container_ids(it.binding)), None
+        )
+        with suppress(EngineError):  # the look that follows will tell
+            if lease is not None and self._is_settled(lease):
+                await self._compare(lease, look)
+            if container_id in self._exits:
+                await self._tell_exit(container_id, look)
         self._again.set()
 
 

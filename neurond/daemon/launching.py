@@ -294,7 +294,8 @@ class Launching:
         with suppress(wire.JournalFull):  # the intent is in the journal, by which the container is found again
             await self.broker.recording.recorded(lease.id)
         reach("container.bound")
-        self.containers.look_soon()
+        if request.detach:
+            self.containers.look_soon()  # it may be over already
         running = wire.Progress(lease=lease.id, chips=list(lease.chips), container=name, container_id=created)
         if output is None:
             return running
