@@ -1,7 +1,5 @@
 """`python -m neurond` is the same as `neurond`."""
 
-import sys
+from neurond.cli import command
 
-from neurond.cli import main
-
-sys.exit(main())
+command()

@@ -29,6 +29,7 @@ def measure(plan: Plan, report: Report, place: Path, engine: str | None, image: 
     with ExitStack() as undo:
         reached = engine if engine and _answers(engine) else None
         daemon = undo.enter_context(Daemon(place / "launch", 16, reached))
+        daemon.free()
         commands = {
             "python3 -I -c pass": [sys.executable, "-I", "-c", "pass"],
             "neurond run -n 1 -- true": [*neurond(), "run", "-n", "1", "--", "true"],

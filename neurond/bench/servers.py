@@ -24,10 +24,10 @@ class ServerError(Exception):
     """A server did not start."""
 
 
-def pin(pid: int, core: int) -> None:
-    """Keep a process on one core."""
+def pin(pid: int, *cores: int) -> None:
+    """Keep a process on one core, or on some."""
     with suppress(OSError):  # where that is not allowed, all still works
-        os.sched_setaffinity(pid, {core})
+        os.sched_setaffinity(pid, cores)
 
 
 def spawn(
@@ -121,6 +121,12 @@ class Daemon:
     def __enter__(self) -> "Daemon":  # noqa: PYI034 - it is no base class
         self.start()
         return self
+
+    def free(self) -> None:
+        """Let the daemon, and what we start from now on, use all cores, as where nobody measures."""
+        for task in os.listdir(f"/proc/{self.pid}/task"):  # noqa: PTH208 - names are wanted
+            pin(int(task), *CORES)
+        pin(0, *CORES)
 
     def __exit__(self, *_: object) -> None:
         if self.process is not None and self.process.poll() is None:

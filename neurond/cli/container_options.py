@@ -1,21 +1,19 @@
 """The options of `container run`, in one table: the parser and the README's list of them are made from it."""
 
 import argparse
-from typing import NamedTuple
 
 from neurond.cli.options import Parser, add_chips
 
 TEXT, NUMBER, FLAG, MANY = "text", "number", "flag", "many"
 
 
-class Option(NamedTuple):
+class Option:
     """An option: its names, what it takes, how that is called, what it does, and its field if that has another name."""
 
-    names: str
-    kind: str
-    metavar: str
-    help: str
-    dest: str = ""
+    __slots__ = ("dest", "help", "kind", "metavar", "names")
+
+    def __init__(self, names: str, kind: str, metavar: str, help: str, dest: str = "") -> None:  # noqa: A002
+        self.names, self.kind, self.metavar, self.help, self.dest = names, kind, metavar, help, dest
 
 
 OPTIONS = (

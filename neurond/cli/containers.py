@@ -1,23 +1,26 @@
 """container run, ls, stop, logs: containers that the daemon launches on leased chips."""
 
-import base64
+from __future__ import annotations
+
 import json
 import os
 import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from typing import Any
+from binascii import a2b_base64, b2a_base64
 
 from neurond.cli import FAILED_BEFORE_START, USAGE, Exit, for_each
+from neurond.cli.chipdevices import chip_device
 from neurond.cli.container_options import run_parser
-from neurond.cli.dockerflags import chip_device
 from neurond.cli.launching import check_image, environment, real_device, show_status, volume, with_conflict_code
 from neurond.cli.options import Parser
-from neurond.cli.tables import print_table
 from neurond.cli.wishes import wish
 from neurond.client import Client, NeurondError, Unreachable
 from neurond.ledger.words import ranges
+
+TYPE_CHECKING = False  # typing takes longer to import than all that is done here
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Any
 
 
 def container(arguments: Sequence[str]) -> int:
@@ -106,7 +109,7 @@ class Stopper:
         self.kind = kind
         self.target = ""
 
-    def __enter__(self) -> "Stopper":  # noqa: PYI034 - typing is slow to import
+    def __enter__(self) -> Stopper:  # noqa: PYI034 - typing is slow to import
         for number in self.SIGNALS:
             signal.signal(number, self._on_signal)
         return self
@@ -119,6 +122,8 @@ class Stopper:
         if not self.target:
             raise Exit(128 + number)
         # In a thread, so that output still comes while the container takes its time to end.
+        import threading
+
         threading.Thread(target=self._stop, daemon=True).start()
 
     def _stop(self) -> None:
@@ -159,6 +164,8 @@ def started(reply: dict[str, Any], options: Any, stopper: Stopper) -> None:
             f"neurond: lease {reply['lease']}: chips {ranges(reply['chips'])} in {reply['container']}", file=sys.stderr
         )
     if options.interactive and not options.detach:
+        import threading
+
         threading.Thread(target=send_input, args=(options.host, stopper.target), daemon=True).start()
 
 
@@ -167,7 +174,7 @@ def send_input(host: str | None, container_id: str) -> None:
     try:
         with Client(host) as client:
             while data := os.read(0, 1 << 16):
-                text = base64.b64encode(data).decode("ascii")
+                text = b2a_base64(data, newline=False).decode("ascii")
                 client.call("WriteInput", container=container_id, data=text)
             client.call("WriteInput", container=container_id, eof=True)
     except (NeurondError, Unreachable, OSError):
@@ -178,7 +185,7 @@ def write_output(reply: dict[str, Any]) -> None:
     """Write output of the container, byte by byte as it came, to the stream that it is for."""
     if reply.get("data"):
         stream = sys.stderr.buffer if reply.get("stream") == "stderr" else sys.stdout.buffer
-        stream.write(base64.b64decode(reply["data"]))
+        stream.write(a2b_base64(reply["data"]))
         stream.flush()
 
 
@@ -197,6 +204,8 @@ def ls(arguments: Sequence[str]) -> int:
     elif options.quiet:
         print("".join(f"{row['container_id'][:12]}\n" for row in rows), end="")
     elif rows:
+        from neurond.cli.tables import print_table
+
         print_table(
             ["CONTAINER", "NAME", "IMAGE", "STATUS", "LEASE", "CHIPS", "OWNER"],
             [

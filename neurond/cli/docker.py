@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from neurond.cli import FAILED_BEFORE_START, USAGE, Exit, dockerflags, main
-from neurond.cli.dockerflags import CommandLine, Device
+from neurond.cli.chipdevices import Device
+from neurond.cli.dockerflags import CommandLine
 from neurond.cli.launching import (
     VISIBLE_CORES,
     acquire_with,

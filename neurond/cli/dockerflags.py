@@ -9,10 +9,10 @@ The flags are those of docker 20.10 to 29, whatever the version that is installe
 to refuse.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 
 from neurond.cli import USAGE, Exit
+from neurond.cli.chipdevices import Device, chip_device
 
 VALUES = """
 add-host annotation attach,a blkio-weight blkio-weight-device cap-add cap-drop cgroup-parent cgroupns cidfile cpu-count
@@ -72,22 +72,6 @@ class Flag:
 
     def __str__(self) -> str:
         return f"-{self.short}, --{self.long}" if self.short else f"--{self.long}"
-
-
-class Device:
-    """What one `--device /dev/neuronN` asks for: the chip, its path inside, the permissions ("": not given)."""
-
-    __slots__ = ("chip", "inside", "permissions")
-
-    def __init__(self, chip: int, inside: str, permissions: str) -> None:
-        self.chip = chip
-        self.inside = inside
-        self.permissions = permissions
-
-    @property
-    def plain(self) -> bool:
-        """Tell whether it is as neurond would map the chip anyway."""
-        return self.inside == f"/dev/neuron{self.chip}" and self.permissions in {"", "rw"}
 
 
 class CommandLine:
@@ -222,24 +206,6 @@ class _Table:
                 f"if {self.program} has it, write {word}=VALUE ({word}=true for one without a value)",
             )
         return Flag(name, boolean=False), value
-
-
-def chip_device(value: str) -> Device | None:
-    """Return what a value of --device asks for, None if it is no chip. Raises Exit for a pattern: docker has none."""
-    path, *rest = value.split(":")
-    if path.startswith("/"):
-        path = "/" + os.path.normpath(path).lstrip("/")
-    number = path.removeprefix("/dev/neuron")
-    if path.upper() == "ALL" or (number != path and any(letter in number for letter in "*?[{-,")):
-        raise Exit(
-            USAGE, f"--device {value}: docker takes one device at a time; ask for chips with -n N or --chips 0-3"
-        )
-    if number == path or not (number.isascii() and number.isdigit()) or str(int(number)) != number or len(rest) > 2:
-        return None
-    if len(rest) == 1 and rest[0] and set(rest[0]) <= set("rwm"):
-        rest.insert(0, "")
-    inside, permissions = (*rest, "", "")[:2]
-    return Device(int(number), inside or path, permissions)
 
 
 def table() -> str:

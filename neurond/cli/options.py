@@ -1,11 +1,16 @@
 """Options that several verbs share, and how they are read."""
 
+from __future__ import annotations
+
 import argparse
 import os
 import re
 from argparse import SUPPRESS
-from collections.abc import Sequence
-from typing import Any, NoReturn
+
+TYPE_CHECKING = False  # typing takes longer to import than all that is done here
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any, NoReturn
 
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "ms": 0.001}
 

@@ -30,7 +30,7 @@ PERIOD = 5.0
 """Seconds between two looks at the containers without news, and between two attempts to reach the engine."""
 RECONNECT = 1.0
 QUIET = 0.1
-"""Seconds after the start of a container in which nobody looks at all the others: it has work to do, and so have we."""
+"""Seconds from the start of a container, or an end that was told, to the look at all others, which takes its time too."""
 START_GRACE = 5.0
 """Seconds that a created container may take to start after the docker command that made it has ended."""
 ALWAYS = {"always", "unless-stopped"}
@@ -92,10 +92,20 @@ class Containers:
         """Have a look soon."""
         self._again.set()
 
+    def expect_end(self, container_id: str) -> None:
+        """Take note of the end of a container that is about to be started, until `ended` or `expect_none`."""
+        self._exits[container_id] = self._loop.create_future()
+
+    def expect_none(self, container_id: str) -> None:
+        """Forget that the end of a container was expected, as it was not started."""
+        self._exits.pop(container_id, None)
+
     async def ended(self, container_id: str) -> int | None:
         """Wait until a container has ended for good; return its exit code, None if it was removed before."""
-        future = self._exits.setdefault(container_id, self._loop.create_future())
-        self._take_end_soon(container_id)  # it may be over already
+        future = self._exits.get(container_id)
+        if future is None:
+            future = self._exits[container_id] = self._loop.create_future()
+            self._take_end_soon(container_id)  # it may be over already
         return await asyncio.shield(future)
 
     async def stop(self, container_id: str, grace: int | None) -> None:
@@ -352,7 +362,7 @@ class Containers:
                 await self._compare(lease, look)
             if container_id in self._exits:
                 await self._tell_exit(container_id, look)
-        self._again.set()
+        self._loop.call_later(QUIET, self._again.set)
 
 
 def is_handed_over_next(lease: Lease) -> bool:

@@ -280,6 +280,7 @@ class Launching:
             if call.connection.gone:
                 raise EngineError("the client went away before the start")
             started = True
+            self.containers.expect_end(created)
             await in_thread(self.engine.start, created)
             reach("container.started")
             if call.connection.gone:  # it never learned of the container, so it could not stop it either
@@ -288,6 +289,7 @@ class Launching:
         except (EngineError, Refused) as error:
             if output is not None:
                 output.close()
+            self.containers.expect_none(created)
             await self.undo(lease, ByContainer(name, created), [created], error, started=started)
             raise failed(error) if isinstance(error, EngineError) else error from None
         launch.started = True
@@ -298,6 +300,7 @@ class Launching:
             self.containers.look_soon()  # it may be over already
         running = wire.Progress(lease=lease.id, chips=list(lease.chips), container=name, container_id=created)
         if output is None:
+            self.containers.expect_none(created)
             return running
         call.reply(running, last=False)
         pump = asyncio.ensure_future(in_thread(self.pump, call, output))

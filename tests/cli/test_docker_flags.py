@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neurond.cli import Exit
-from neurond.cli.dockerflags import CommandLine, Flag, chip_device, read, run_flags, table
+from neurond.cli.chipdevices import chip_device
+from neurond.cli.dockerflags import CommandLine, Flag, read, run_flags, table
 from neurond.cli.launching import real_device
 
 README = Path(__file__).parent.parent.parent / "README.md"
