@@ -80,10 +80,10 @@ class Exit(Exception):
 def command() -> NoReturn:
     """Be the command `neurond`: end without what an interpreter does at its end, which takes longer than a call."""
     code = main()
-    try:
+    try:  # noqa: SIM105 - contextlib takes its time to import
         sys.stderr.flush()
     except OSError:
-        pass  # nobody hears it
+        pass
     os._exit(code)
 
 

@@ -30,7 +30,7 @@ PERIOD = 5.0
 """Seconds between two looks at the containers without news, and between two attempts to reach the engine."""
 RECONNECT = 1.0
 QUIET = 0.1
-"""Seconds from the start of a container, or an end that was told, to the look at all others, which takes its time too."""
+"""Seconds from the start of a container, or an end that was told, to the look at all others, which takes time too."""
 START_GRACE = 5.0
 """Seconds that a created container may take to start after the docker command that made it has ended."""
 ALWAYS = {"always", "unless-stopped"}
