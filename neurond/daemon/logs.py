@@ -31,9 +31,9 @@ log = structlog.get_logger()
 _encode = msgspec.json.Encoder().encode
 
 
-def configure_logs(level: str, *, json: bool | None) -> None:
-    """Set up structlog: `level` as in "info"; `json` None means JSON unless stderr is a terminal."""
-    as_json = not sys.stderr.isatty() if json is None else json
+def configure_logs(level: str, form: str) -> None:
+    """Set up structlog: `level` as in "info"; `form` is json, text, or auto for text on a terminal, else JSON."""
+    as_json = not sys.stderr.isatty() if form == "auto" else form == "json"
     least = logging.getLevelNamesMapping()[level.upper()]
     renderer: Any = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
     structlog.configure(
@@ -46,8 +46,9 @@ def configure_logs(level: str, *, json: bool | None) -> None:
         ],
         wrapper_class=structlog.make_filtering_bound_logger(least),
         logger_factory=structlog.WriteLoggerFactory(cast("TextIO", _stderr)),
-        cache_logger_on_first_use=True,
+        cache_logger_on_first_use=False,  # else a reload would change nothing for those that exist
     )
+    _stderr.wanted = least <= logging.INFO
     _stderr.direct = as_json and least <= logging.INFO
 
 
@@ -55,12 +56,13 @@ class _Stderr:
     """Standard error, whose failure (a full disk, a reader that is gone) must not stop what is being logged.
 
     `owed` are events, with their time, whose lines go out before the next other one. `direct` says that what happens to
-    the ledger is logged that way.
+    the ledger is logged that way, `wanted` that it is logged at all.
     """
 
     def __init__(self) -> None:
         self.owed: list[tuple[float, Event]] = []
         self.direct = False
+        self.wanted = True
 
     def write(self, text: str) -> None:
         owed, self.owed = self.owed, []
@@ -82,6 +84,8 @@ def log_event(now: float, event: Event) -> bool:
     There are two events and more for each lease, and structlog takes twenty times as long for one as this does. Returns
     whether `flush_events` has to be called before long.
     """
+    if not _stderr.wanted:
+        return False
     if not _stderr.direct:
         log.info(event.kind, **fields_of(event))
         return False
