@@ -26,6 +26,9 @@ CONFIG = "NEUROND_SERVE_CONFIG"
 CLOSING = re.compile(r"\"\"\"|'''|]")
 """What the last line of a statement of several lines has in it."""
 
+UNQUOTED = "Invalid value", "Expected newline"
+"""How tomllib's errors begin of a text that stands without quotes."""
+
 
 class Finding(NamedTuple):
     """Something wrong, and where."""
@@ -123,13 +126,14 @@ class Reader:
     def read_file(self, path: Path) -> None:
         """Read one file."""
         self.files.append(str(path))
+        text = ""
         try:
             text = _text_of(path)
             data = tomllib.loads(text)
         except _Refused as refused:
             self.findings.append(refused.finding)
         except tomllib.TOMLDecodeError as error:
-            self.findings.append(_no_toml(str(path), str(error)))
+            self.findings.append(_no_toml(path, text, str(error)))
         except (ValueError, RecursionError):  # a number or a nesting beyond what Python reads
             self.findings.append(Finding(str(path), "has a number or a nesting that is too large to be meant"))
         else:
@@ -220,14 +224,13 @@ def _user(uid: int) -> str:
         return str(uid)
 
 
-def _no_toml(path: str, error: str) -> Finding:
-    found = re.search(r"^(.*) \(at (?:line (\d+), column (\d+)|end of document)\)$", error, re.DOTALL)
+def _no_toml(path: Path, text: str, error: str) -> Finding:
+    found = re.search(r"^(.*) \(at (?:line (\d+), column \d+|end of document)\)$", error, re.DOTALL)
     if found is None:
-        return Finding(path, f"is no TOML: {error}")
-    if found[2] is None:
-        return Finding(path, f"is no TOML: {found[1]} at its end")
-    hint = ' (a text stands in quotes, as in log_level = "info")' if found[1] == "Invalid value" else ""
-    return Finding(f"{path}:{found[2]}", f"is no TOML: {found[1]} at column {found[3]}{hint}")
+        return Finding(str(path), f"is no TOML: {error}")
+    line = found[2] or text.rstrip().count("\n") + 1
+    hint = ' (a text stands in quotes, as in log_level = "info")' if found[1].startswith(UNQUOTED) else ""
+    return Finding(f"{path}:{line}", f"is no TOML: {found[1][:1].lower()}{found[1][1:]}{hint}")
 
 
 def _unknown(name: str, given: object) -> str:
