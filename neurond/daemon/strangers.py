@@ -151,7 +151,7 @@ class Strangers:
         whose = ", ".join(f"{lease.id} ({lease.owner.name})" for lease in holders if lease is not None) or "nobody"
         sentence = f"container {container.name} was started again on chips {ranges(chips)}, which belong to {whose} now"
         stop = self.broker.rules.settings.stop_conflicts
-        if container.id not in self.conflicts:
+        if container.id not in self.conflicts or (stop and container.id not in self._stopping):
             follows = "stopping it" if stop else "it is named in neurond ls and check; stop it"
             log.warning("container.conflict", container=container.name, chips=chips, leases=whose, follows=follows)
         if stop and container.id not in self._stopping:

@@ -66,7 +66,7 @@ class Sources(NamedTuple):
         reader = Reader()
         if self.asked or os.path.lexists(self.file):
             reader.read_file(self.file)
-        for path in reader.snippets(self.file.parent / "conf.d"):
+        for path in reader.snippets(self.file.parent / "conf.d") if self.file != NO_FILE else ():
             reader.read_file(path)
         for key in KEYS.values():
             text = self.environment.get(key.variable)

@@ -189,6 +189,20 @@ def test_reload_of_stuck_after(configured: Configured) -> None:
     eventually(daemon.all_free)
 
 
+@pytest.mark.root
+def test_reload_of_how_often_processes_are_looked_through(configured: Configured) -> None:
+    """An open that no event tells of, of a node made by hand, is seen within the new period."""
+    daemon = configured.daemon.start()
+    status = Path(node_of(daemon, 0)).stat()
+    by_hand = daemon.directory / "sim/dev/by-hand"  # the rest of the directory may be mounted without devices
+    os.mknod(by_hand, status.st_mode, status.st_rdev)
+    configured.reload("look_every = 1")
+    time.sleep(1)  # for the look that comes with the reload
+    with holding(str(by_hand)):
+        eventually(lambda: daemon.states()[0] == "foreign", 15)  # by default it would take 30 s
+    eventually(daemon.all_free)
+
+
 def test_reload_of_the_log(configured: Configured) -> None:
     """Level and form of the log change for every part of the daemon, those that have logged before too."""
     daemon = configured.daemon.start()
