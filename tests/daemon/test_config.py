@@ -212,13 +212,18 @@ def test_reload_of_the_log(configured: Configured) -> None:
         return [line for line in daemon.log.read_text().splitlines() if name in line]
 
     assert eventually(lambda: lines_of("first"))[0].startswith("{")
+    configured.reload("most_waiting = 9")
+    assert len(daemon.logged("config.reloaded")) == 1
     configured.reload('log_level = "warning"')
     lines_of("second")
     configured.reload('log_format = "text"')
     written = eventually(lambda: lines_of("third"))[0]
     assert "lease.granted" in written
     assert not written.startswith("{")
-    assert "second" not in daemon.log.read_text()
+    log = daemon.log.read_text()
+    assert "second" not in log
+    reloads = [line for line in log.splitlines() if "config.reloaded" in line]
+    assert [line.startswith("{") for line in reloads] == [True, False], "the second one was below the level"
     configured.reload("")
     assert eventually(lambda: lines_of("fourth"))[0].startswith("{")
 
