@@ -7,7 +7,7 @@ from argparse import SUPPRESS
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from neurond.ledger import words
+from neurond.ledger.durations import read_duration
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
@@ -149,6 +149,6 @@ def chip_list(text: str) -> list[int]:
 def duration(text: str) -> float:
     """Read a time such as 90, 90s, 1h30m, 2d into seconds."""
     try:
-        return words.duration(text)
+        return read_duration(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None

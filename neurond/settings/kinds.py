@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from neurond import catalog
-from neurond.ledger.words import duration, write_duration
+from neurond.ledger.durations import read_duration, write_duration
 
 LONGEST_SOCKET_PATH = 107
 """Bytes, without the final NUL (unix(7))."""
@@ -180,7 +180,7 @@ class Duration(Kind):
     def parse(self, text: str) -> float:
         """Read a text such as 30s, 1h30m or 90."""
         try:
-            return self._within(duration(text))
+            return self._within(read_duration(text))
         except Bad:
             raise
         except ValueError:
