@@ -41,6 +41,15 @@ def address() -> str:
     return os.environ.get("NEUROND_HOST") or DEFAULT_ADDRESS
 
 
+def _group_of(path: str) -> str:
+    import grp  # noqa: PLC0415 - only after a failure
+
+    try:
+        return grp.getgrgid(os.stat(path).st_gid).gr_name
+    except (OSError, KeyError):
+        return "neuron"
+
+
 class Client:
     """One connection to the daemon; a context manager."""
 
@@ -57,7 +66,7 @@ class Client:
             hint = {
                 FileNotFoundError: "is it running? (systemctl status neurond; neurond serve)",
                 ConnectionRefusedError: "it has stopped or crashed (systemctl status neurond)",
-                PermissionError: "you may not open its socket: that takes the group neuron",
+                PermissionError: f"you may not open its socket: that takes the group {_group_of(path)}",
             }.get(type(error), "")
             reason = error.strerror or str(error)
             raise Unreachable(f"neurond does not answer at {path}: {reason}" + (f"; {hint}" if hint else "")) from None

@@ -467,6 +467,30 @@ class Names(Message, omit_defaults=False):
     specification: msgspec.Raw
 
 
+class Setting(Message, omit_defaults=False):
+    """One setting: its value in force (times in seconds), where that is set, and what the next start would make of it.
+
+    `origin` is FILE:LINE, "environment NAME", "command line --OPTION" or "default". `next` and `next_origin` are null
+    unless the last reload found another value that it could not apply.
+    """
+
+    key: str
+    value: msgspec.Raw
+    origin: str
+    next: msgspec.Raw
+    next_origin: str | None
+    reload: bool
+
+
+class Settings(Message, omit_defaults=False):
+    """The settings in force, the files read for them, and what the last reload found wrong and hence did not apply."""
+
+    pid: int
+    files: list[str]
+    problems: list[str]
+    settings: list[Setting]
+
+
 # -- the interface --------------------------------------------------------------------------------------------------
 
 
@@ -497,6 +521,7 @@ METHODS: dict[str, Method] = {
     "RunTask": Method(TaskRun, Progress),
     "StopTask": Method(TaskStop, Done),
     "ListNames": Method(Nothing, Names),
+    "ListSettings": Method(Nothing, Settings),
     "ListContainers": Method(Nothing, Containers),
     "StopContainer": Method(ContainerStop, Done),
     "ContainerLogs": Method(ContainerLogs, Progress),

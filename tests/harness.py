@@ -42,7 +42,8 @@ class Daemon:
         self.socket = directory / "neurond.sock"
         self.address = f"unix://{self.socket}"
         self.log = directory.with_name(directory.name + ".log")
-        self.arguments = ["--runtime-dir", str(directory), "--docker", engine or f"unix://{directory}/no-docker.sock"]
+        self.arguments = ["--config", "/dev/null"]  # whatever this host has in /etc
+        self.arguments += ["--runtime-dir", str(directory), "--docker", engine or f"unix://{directory}/no-docker.sock"]
         if simulate:
             self.arguments += ["--simulate", simulate]
         if engine:

@@ -88,7 +88,18 @@ class Daemon:
         self.log = place.with_name(place.name + ".log")
         kind = f"trn1.32xlarge*{chips // 16}"
         engine = engine or f"unix://{place}/no-docker.sock"
-        self.command = [sys.executable, "-m", "neurond", "serve", "--simulate", kind, "--runtime-dir", str(place)]
+        self.command = [
+            sys.executable,
+            "-m",
+            "neurond",
+            "serve",
+            "--config",
+            "/dev/null",
+            "--simulate",
+            kind,
+            "--runtime-dir",
+            str(place),
+        ]
         self.command += ["--docker", engine, "--cdi-dir", "", "--log-format", "json"]
         self.process: subprocess.Popen[bytes] | None = None
 

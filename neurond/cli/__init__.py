@@ -35,6 +35,7 @@ VERBS = {
     "host": ("task", "describe this host as ECS describes one"),
     "cdi": ("cdi", "list leases as device names, print their CDI specification"),
     "serve": ("serve", "run the daemon"),
+    "config": ("config", "print the settings in force and where they are set, or check the files"),
     "bench": ("bench", "measure how fast all this is here, beside Redis, etcd and flock"),
     "simulate": ("simulate", "pull and plug chips of a simulated host"),
     "version": ("show", "print the versions of the command and of the daemon"),

@@ -7,12 +7,12 @@ import os
 import re
 from argparse import SUPPRESS
 
+from neurond.ledger.durations import read_duration
+
 TYPE_CHECKING = False  # typing takes longer to import than all that is done here
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, NoReturn
-
-UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "ms": 0.001}
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
@@ -153,6 +153,7 @@ def chip_list(text: str) -> list[int]:
 
 def duration(text: str) -> float:
     """Read a time such as 90, 90s, 1h30m, 2d into seconds."""
-    if not re.fullmatch(r"(\d+(\.\d+)?(ms|[smhd]?))+", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 30s, 10m, 1h30m or 2d")
-    return sum(float(number) * UNITS[unit] for number, _, unit in re.findall(r"(\d+(\.\d+)?)(ms|[smhd]?)", text))
+    try:
+        return read_duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

@@ -5,7 +5,6 @@ Everything here runs on the loop and never blocks, so each method is atomic. Wha
 """
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -30,26 +29,23 @@ from neurond.ledger.events import Event, LeaseBound, LeaseDraining, LeaseEnded, 
 from neurond.ledger.leases import Binding, ByProcess, ByTime, Lease, OnContainers, Owner, Want
 from neurond.ledger.ledger import Ledger
 from neurond.ledger.values import value
+from neurond.settings.table import Settings
 
 log = structlog.get_logger()
 
 AGE_SLACK = 1.0
 """Seconds by which the age of a process may be wrong: the kernel counts them in ticks."""
-MOST_WAITING = 1024
-"""How many requests of one user may wait at a time."""
 MOST_LOOKS = 3
 SHORT_LEASE = 1.0
 """Seconds; of a lease that was shorter, inotify's word is taken for whether its chips were opened."""
-STUCK_AFTER = float(os.environ.get("NEUROND_STUCK_AFTER", "30"))
-"""Seconds that a lease may drain before it is called stuck."""
 
 
 @value(frozen=True, slots=True)
 class Rules:
-    """What is configured: the logical core setting, the group that may lease, and our own uid.
+    """What is configured: the logical core setting, the group that may lease, our own uid, and the settings.
 
-    `engine_gid` is the group that may start containers. `note` says what is remarkable about the host, such as why it
-    has no chips.
+    A reload gives the broker other rules. `engine_gid` is the group that may start containers. `note` says what is
+    remarkable about the host, such as why it has no chips.
     """
 
     lnc: int
@@ -57,6 +53,7 @@ class Rules:
     engine_gid: int | None
     uid: int
     note: Callable[[], str | None]
+    settings: Settings = Settings()
 
 
 @value(frozen=True, slots=True, eq=False)
@@ -106,7 +103,7 @@ class Broker:
         self.rules = rules
         self.server: Server | None = None
         self.recording = Recording(ledger, journal, seq, self._recorded, self._recording_works_again)
-        self.usage = Usage(Opens(), self.take_usage)
+        self.usage = Usage(Opens(), self.take_usage, lambda: self.rules.settings.look_every)
         self.access = Access(ledger)
         self.watchers = Watchers(seq)
         self._bindings = Bindings(self._binding_gone)
@@ -230,7 +227,7 @@ class Broker:
             self.usage.soon()
 
     def _drains_too_long(self, lease_id: str) -> bool:
-        return time.monotonic() - self._draining_since[lease_id] > STUCK_AFTER
+        return time.monotonic() - self._draining_since[lease_id] > self.rules.settings.stuck_after
 
     def _binding_gone(self, lease_id: str, reason: str) -> None:
         """Take note of the end of a process, connection or time limit that a lease is bound to."""
@@ -336,7 +333,7 @@ class Broker:
 
     def _may_wait(self, owner: Owner) -> bool:
         waiting = self.ledger.waiting(owner.uid)
-        if waiting >= MOST_WAITING:
+        if waiting >= self.rules.settings.most_waiting:
             raise NoCapacity(f"{waiting} requests of {owner.name} wait already, which is the limit for one user")
         return True
 

@@ -26,17 +26,11 @@ from neurond.ledger.leases import ByContainer, ByProcess, ByTask, Lease, OnConta
 
 log = structlog.get_logger()
 
-PERIOD = 5.0
-"""Seconds between two looks at the containers without news, and between two attempts to reach the engine."""
 RECONNECT = 1.0
 QUIET = 0.1
 """Seconds from the start of a container, or an end that was told, to the look at all others, which takes time too."""
-START_GRACE = 5.0
-"""Seconds that a created container may take to start after the docker command that made it has ended."""
 ALWAYS = {"always", "unless-stopped"}
 """Restart policies by which an engine starts a container also when it starts itself."""
-RESTART_GRACE = 2.0
-"""Seconds that a docker restart may take from the end of a container to its start."""
 ALWAYS_GRACE = 4.0
 """Seconds that an engine may take from stopping its containers to being gone."""
 
@@ -51,13 +45,10 @@ class Launch:
 class Containers:
     """All containers of this daemon on an engine, and the strangers that have chips.
 
-    `home` is the daemon's runtime directory. With `stop_conflicts`, a container that was started again after its chips
-    had gone to somebody else is stopped.
+    `home` is the daemon's runtime directory.
     """
 
-    def __init__(
-        self, broker: Broker, engine: Engine, fence: Fence, home: str, *, stop_conflicts: bool = False
-    ) -> None:
+    def __init__(self, broker: Broker, engine: Engine, fence: Fence, home: str) -> None:
         self.broker = broker
         self.engine = engine
         self.fence = fence
@@ -81,7 +72,7 @@ class Containers:
             engine,
             home,
             is_ready=self._is_ready,
-            end=self.stop if stop_conflicts else None,
+            end=self.stop,
             look_soon=self._again.set,
         )
         broker.on_orphan = self._again.set
@@ -126,7 +117,7 @@ class Containers:
         threading.Thread(target=self._listen, name="docker-events", daemon=True).start()
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(PERIOD):
+                async with asyncio.timeout(self.broker.rules.settings.docker_look_every):
                     await self._again.wait()
             self._again.clear()
             await self.try_to_look()
@@ -207,7 +198,8 @@ class Containers:
         moment, the lease goes on until the engine is back.
         """
         there = [container for container in found if container is not None]
-        grace = RESTART_GRACE if any(self._may_be_restarted.get(container.id) for container in there) else 0
+        stopped = any(self._may_be_restarted.get(container.id) for container in there)
+        grace = self.broker.rules.settings.restart_grace if stopped else 0
         if any(container.restart in ALWAYS for container in there):
             grace = ALWAYS_GRACE
         since = self._gone_since.setdefault(lease.id, self._loop.time())
@@ -251,7 +243,7 @@ class Containers:
                 return
             starting |= found.status == "created"
         if orphan is not None and self.broker.ledger.leases.get(lease.id) is lease:
-            if starting and self._loop.time() - orphan.since < START_GRACE:
+            if starting and self._loop.time() - orphan.since < self.broker.rules.settings.start_grace:
                 self._loop.call_later(1, self._again.set)
             else:
                 self.broker.binding_ended(lease.id, orphan.reason)

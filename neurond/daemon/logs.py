@@ -37,9 +37,9 @@ News = Sequence[tuple[float, Event]]
 """Events with the wall clock at which they happened."""
 
 
-def configure_logs(level: str, *, json: bool | None) -> None:
-    """Set up structlog: `level` as in "info"; `json` None means JSON unless stderr is a terminal."""
-    as_json = not sys.stderr.isatty() if json is None else json
+def configure_logs(level: str, form: str) -> None:
+    """Set up structlog: `level` as in "info"; `form` is json, text, or auto for text on a terminal, else JSON."""
+    as_json = not sys.stderr.isatty() if form == "auto" else form == "json"
     least = logging.getLevelNamesMapping()[level.upper()]
     renderer: Any = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
     structlog.configure(
@@ -52,8 +52,9 @@ def configure_logs(level: str, *, json: bool | None) -> None:
         ],
         wrapper_class=structlog.make_filtering_bound_logger(least),
         logger_factory=structlog.WriteLoggerFactory(cast("TextIO", _stderr)),
-        cache_logger_on_first_use=True,
+        cache_logger_on_first_use=False,  # else a reload would change nothing for those that exist
     )
+    _stderr.wanted = least <= logging.INFO
     _stderr.direct = as_json and least <= logging.INFO
 
 
@@ -61,12 +62,13 @@ class _Stderr:
     """Standard error, whose failure (a full disk, a reader that is gone) must not stop what is being logged.
 
     `owed` are events, with their time, whose lines go out before the next other one. `direct` says that what happens to
-    the ledger is logged that way.
+    the ledger is logged that way, `wanted` that it is logged at all.
     """
 
     def __init__(self) -> None:
         self.owed: list[tuple[float, Event]] = []
         self.direct = False
+        self.wanted = True
 
     def write(self, text: str) -> None:
         owed, self.owed = self.owed, []
@@ -88,6 +90,8 @@ def log_events(news: News, call_later: Callable[[float, Callable[[], None]], obj
     There are two events and more for each lease, and structlog takes twenty times as long for one as this does. Beyond
     MOST_A_SECOND they are only counted: a loop of ten thousand leases a second must not fill the disk.
     """
+    if not _stderr.wanted:
+        return
     news, rest = _budget.take(news)
     if rest:
         if not _budget.passed_over:

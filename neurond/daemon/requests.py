@@ -53,12 +53,13 @@ class Requests:
         rules = self.broker.rules
         if peer.uid == 0 or peer.uid == rules.uid or rules.gid in peer.groups:  # noqa: PLR1714 - no set for each call
             return
+        group = rules.settings.group
         hint = (
-            "join it (usermod -aG neuron) and log in again"
+            f"join it (usermod -aG {group}) and log in again"
             if rules.gid is not None
-            else "it does not exist here: groupadd --system neuron, then restart neurond"
+            else f"it does not exist here: groupadd --system {group}, then systemctl reload neurond"
         )
-        raise NotAllowed(f"{processes.user_name(peer.uid)} may not lease chips: that takes the group neuron; {hint}")
+        raise NotAllowed(f"{processes.user_name(peer.uid)} may not lease chips: that takes the group {group}; {hint}")
 
     def may_start(self, peer: Peer) -> None:
         """Raise NotAllowed unless the peer may start containers."""
@@ -66,8 +67,8 @@ class Requests:
         if peer.uid in {0, rules.uid} or (rules.engine_gid is not None and rules.engine_gid in peer.groups):
             return
         raise NotAllowed(
-            f"{processes.user_name(peer.uid)} may not start containers: that takes the group docker, as it is "
-            "as good as being root"
+            f"{processes.user_name(peer.uid)} may not start containers: that takes the group "
+            f"{rules.settings.container_group}, as it is as good as being root"
         )
 
     def must_own(self, peer: Peer, lease: Lease, *, force: bool = False, reason: str = "") -> None:
@@ -164,7 +165,7 @@ class Requests:
         if pid is not None and ttl is not None:
             raise InvalidRequest("a lease is bound to a process or to a time limit, not to both")
         if ttl is not None:
-            return ByTime(processes.boottime() + seconds("ttl", ttl, least=0.001))
+            return ByTime(processes.boottime() + self._ttl(ttl))
         if pid is None:
             raise InvalidRequest("bind a lease to what? A process or a time limit")
         pid = pid or peer.pid  # pid 0 is the caller, whatever its own pid namespace calls it
@@ -176,6 +177,9 @@ class Requests:
             owner = processes.user_name(uid)
             raise NotAllowed(f"process {pid} belongs to {owner}: bind a lease to a process of your own")
         return ByProcess(pid, ticks)
+
+    def _ttl(self, ttl: float) -> float:
+        return seconds("ttl", ttl, least=0.001, most=self.broker.rules.settings.longest_ttl)
 
     async def _adopt(self, call: Call, request: wire.Adopt) -> wire.Acquired:
         self.may_lease(call.peer)
@@ -222,7 +226,7 @@ class Requests:
             raise InvalidRequest(f"lease {lease.id} has no time limit: it is bound to a {lease.binding.kind}")
         if lease.state != "active":
             raise InvalidRequest(f"lease {lease.id} is {lease.state}: only an active lease can be renewed")
-        ttl = seconds("ttl", request.ttl, least=0.001)
+        ttl = self._ttl(request.ttl)
         self.broker.bind(lease.id, ByTime(processes.boottime() + ttl))
         call.promises = lease.id
         return wire.Renewed(time.time() + ttl)
@@ -305,10 +309,10 @@ def _want(count: int, missing_ok: bool) -> Want:
     return Want(count, missing_ok=missing_ok)
 
 
-def seconds(what: str, value: float, least: float = 0) -> float:
+def seconds(what: str, value: float, least: float = 0, most: float = wire.MAX_WAIT) -> float:
     """Check a number of seconds. Raises InvalidRequest."""
-    if not least <= value <= wire.MAX_WAIT:
-        raise InvalidRequest(f"{what} of {value:g} s: between {least:g} and {wire.MAX_WAIT:g} s are possible")
+    if not least <= value <= most:
+        raise InvalidRequest(f"{what} of {value:g} s: between {least:g} and {most:g} s are possible")
     return value
 
 

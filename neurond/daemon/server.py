@@ -19,12 +19,13 @@ import structlog
 from neurond import __version__, wire
 from neurond.daemon.points import reach
 from neurond.ledger.errors import Refused
+from neurond.settings.table import Settings
 
 log = structlog.get_logger()
 
 SERVICE = "org.varlink.service"
 SO_PEERGROUPS = 59
-MOST_CONNECTIONS, MOST_OF_A_USER = 4096, 1024
+MOST_FILES = 1 << 20
 OWN_FILES = 128
 """Descriptors for everything but clients: pidfds of leases, watches, /proc, the engine."""
 CALLS_A_TURN = 16
@@ -150,13 +151,10 @@ def _failure(error: Refused) -> bytes:
     return _encode({"error": f"{wire.INTERFACE}.{error.kind}", "parameters": error.parameters()}) + b"\0"
 
 
-def most_connections(files: int) -> int:
-    """Return how many clients a daemon may have that may have so many descriptors open."""
-    return min(MOST_CONNECTIONS, max(files // 4, files - OWN_FILES))
-
-
 class Server:
     """All connections. `commit` writes the journal, and returns the leases whose news could not be written.
+
+    `files` is how many descriptors may be open here.
 
     What was read in one turn of the loop is answered together, at the beginning of the next: `begin` is called before,
     `commit` after it, then the replies leave.
@@ -167,9 +165,10 @@ class Server:
         answering: Iterable[Answering],
         begin: Callable[[], None],
         commit: Callable[[], dict[str, Refused]],
-        most: int = MOST_CONNECTIONS,
+        files: int = MOST_FILES,
     ) -> None:
-        self.most = most
+        self.files = files
+        self.limit(Settings())
         self.handlers = {name: handler for one in answering for name, handler in one.handlers().items()}
         self.handler_of = {_calls[name]: handler for name, handler in self.handlers.items()}
         self.on_disconnect: list[Callable[[Connection], None]] = []
@@ -183,6 +182,11 @@ class Server:
         self._leaving: list[Connection] = []
         self._turn_due = False
         self.loop = asyncio.get_running_loop()
+
+    def limit(self, settings: Settings) -> None:
+        """Have no more clients than this from now on; those who are there stay."""
+        self.most = min(settings.most_connections, max(self.files // 4, self.files - OWN_FILES))
+        self.most_of_a_user = settings.most_connections_per_user
 
     def connection(self) -> "Connection":
         """Make the protocol of a new connection."""
@@ -267,8 +271,10 @@ class Connection(asyncio.Protocol):
         self.server.users[uid] += 1
         if len(self.server.connections) > self.server.most:
             self._refuse(f"{self.server.most} clients are connected, which is the limit: try again later")
-        elif self.server.users[uid] > MOST_OF_A_USER and uid != 0:
-            self._refuse(f"{MOST_OF_A_USER} clients of one user are connected, which is the limit: close some")
+        elif self.server.users[uid] > self.server.most_of_a_user and uid != 0:
+            self._refuse(
+                f"{self.server.most_of_a_user} clients of one user are connected, which is the limit: close some"
+            )
 
     def data_received(self, data: bytes) -> None:
         """Take in whole messages, each ended by NUL."""

@@ -1,6 +1,7 @@
 """Running containers that have chips and no lease for them: strangers, guests of a lease, our own that came back."""
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 
 import structlog
@@ -19,15 +20,12 @@ from neurond.ledger.words import ranges
 
 log = structlog.get_logger()
 
-CONFLICT_GRACE = 10
-"""Seconds between SIGTERM and SIGKILL for a container that is stopped for a conflict."""
-
 
 class Strangers:
     """Looks for containers that use chips without a lease, and tells the broker.
 
-    `is_ready` tells whether a container is no longer in the hands of who launches it; `end` stops one for good, if one
-    in conflict is to be stopped; `look_soon` asks for another look.
+    `is_ready` tells whether a container is no longer in the hands of who launches it; `end` stops one for good;
+    `look_soon` asks for another look.
     """
 
     def __init__(
@@ -37,7 +35,7 @@ class Strangers:
         home: str,
         *,
         is_ready: Callable[[Container], bool],
-        end: Callable[[str, int], Awaitable[None]] | None,
+        end: Callable[[str, int], Awaitable[None]],
         look_soon: Callable[[], None],
     ) -> None:
         self.broker = broker
@@ -152,17 +150,18 @@ class Strangers:
         holders = {self.broker.ledger.holder_of(index) for index in chips}
         whose = ", ".join(f"{lease.id} ({lease.owner.name})" for lease in holders if lease is not None) or "nobody"
         sentence = f"container {container.name} was started again on chips {ranges(chips)}, which belong to {whose} now"
-        if container.id not in self.conflicts:
-            follows = "stopping it" if self._end is not None else "it is named in neurond ls and check; stop it"
+        stop = self.broker.rules.settings.stop_conflicts
+        if container.id not in self.conflicts or (stop and container.id not in self._stopping):
+            follows = "stopping it" if stop else "it is named in neurond ls and check; stop it"
             log.warning("container.conflict", container=container.name, chips=chips, leases=whose, follows=follows)
-        if self._end is not None and container.id not in self._stopping:
-            self._stopping[container.id] = asyncio.get_running_loop().create_task(self._stop(container, self._end))
+        if stop and container.id not in self._stopping:
+            self._stopping[container.id] = asyncio.get_running_loop().create_task(self._stop(container))
         return sentence
 
-    async def _stop(self, container: Container, end: Callable[[str, int], Awaitable[None]]) -> None:
+    async def _stop(self, container: Container) -> None:
         """Stop a container. No look waits for that, as its grace may be long."""
         try:
-            await end(container.id, CONFLICT_GRACE)
+            await self._end(container.id, math.ceil(self.broker.rules.settings.conflict_grace))
         except EngineError as error:
             log.warning("container.not_stopped", container=container.name, error=str(error), follows="trying again")
         finally:

@@ -20,7 +20,6 @@ from neurond.ledger.leases import ByConnection, ByProcess, Lease, OnContainers
 
 log = structlog.get_logger()
 
-PERIOD = 30.0
 GONE = -1
 """The uid of a process that had ended when it was to be described."""
 FIRST_PAUSE, LAST_PAUSE = 0.02, 1.0
@@ -51,11 +50,15 @@ class Found:
 
 
 class Usage:
-    """Looks at who has chips open, whenever that may have changed. `take` gets what was found, on the loop."""
+    """Looks at who has chips open, whenever that may have changed. `take` gets what was found, on the loop.
 
-    def __init__(self, opens: Opens, take: Callable[[Found], bool]) -> None:
+    `period` tells how many seconds may pass between two looks without any news.
+    """
+
+    def __init__(self, opens: Opens, take: Callable[[Found], bool], period: Callable[[], float]) -> None:
         self.opens = opens
         self._take = take
+        self._period = period
         self._devices: dict[processes.Device, int] = {}
         """Chips by their numbers: those they have, and those they had while somebody may have them open."""
         self._current: dict[int, processes.Device] = {}
@@ -109,7 +112,7 @@ class Usage:
                 except Exception:  # whatever /proc may hold, chips in doubt stay withheld, and we look again
                     log.exception("usage.failed")
                     unsettled = True
-                pause = min(2 * pause, LAST_PAUSE) if unsettled else PERIOD
+                pause = min(2 * pause, LAST_PAUSE) if unsettled else self._period()
                 await asyncio.sleep(FIRST_PAUSE)  # so that a burst of opens is a few looks, not thousands
         finally:
             loop.remove_reader(self.opens.fileno())

@@ -59,6 +59,11 @@ class RunDir:
         listener.listen(BACKLOG)
         return listener
 
+    def open_to(self, gid: int) -> None:
+        """Give the socket to this group, whoever has made it; it may be systemd. Raises OSError."""
+        if self.socket.lstat().st_gid != gid:
+            os.chown(self.socket, -1, gid, follow_symlinks=False)
+
     def release(self, inode: int | None) -> None:
         """Remove the socket, if it is still the one with this inode number."""
         with suppress(FileNotFoundError):

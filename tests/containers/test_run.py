@@ -13,13 +13,14 @@ import pytest
 
 import neurond
 from neurond.client import NeurondError
-from neurond.daemon.broker import MOST_WAITING
+from neurond.settings.table import Settings
 from tests.containers.support import IMAGE, STUBBORN, held, inspect, is_running, launch, ours, wait_until_free
 from tests.daemon.support import ME, Raw, leases_nothing, wait_in_line
 from tests.harness import NEUROND, Daemon, PrivateEngine, eventually
 
 pytestmark = pytest.mark.docker
 
+MOST_WAITING = Settings().most_waiting
 RUN = ("container", "run", "-n", "1")
 SOURCES = str(Path(neurond.__file__).parents[1])
 

@@ -22,7 +22,7 @@ NEURON = 64999
 """The id of the group neuron in the /etc/group that `with_group_neuron` shows to a daemon."""
 
 BECOME = """
-import locale, os, shutil, sys
+import grp, locale, os, shutil, sys
 from neurond.cli import containers, leases, main, show, simulate
 uid, gid, *groups = map(int, sys.argv[1].split(","))
 os.setgroups(groups), os.setgid(gid), os.setuid(uid)

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from neurond import wire
-from neurond.daemon.broker import MOST_WAITING
-from neurond.daemon.server import MOST_CONNECTIONS
+from neurond.settings.table import Settings
 from tests.daemon.support import (
     ME,
     NEURON,
@@ -35,6 +34,7 @@ from tests.harness import PATIENCE, Daemon, eventually
 Connect = Callable[[], Raw]
 
 MANY_FILES = 12_000
+MOST_WAITING, MOST_CONNECTIONS = Settings().most_waiting, Settings().most_connections
 LONG_NAME = "x" * 128
 """Makes events large, so that fewer of them fill a watcher's buffers."""
 

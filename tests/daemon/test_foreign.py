@@ -268,7 +268,7 @@ def test_adopt_makes_a_lease_of_a_use(daemon: Daemon) -> None:
 
 def test_stuck_is_said_with_who_it_is(make_daemon: Callable[..., Daemon], monkeypatch: pytest.MonkeyPatch) -> None:
     """A lease that drains past its deadline is stuck, with pid, user and command; others go on, and it ends at last."""
-    monkeypatch.setenv("NEUROND_STUCK_AFTER", "0.3")
+    monkeypatch.setenv("NEUROND_SERVE_STUCK_AFTER", "0.3")
     daemon = make_daemon()
     lease = daemon.call("Acquire", chips=[0], ttl=60)["lease"]
     with holding(node_of(daemon, 0)) as holder:
