@@ -19,6 +19,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import documents
+
+from neurond import __version__
+from neurond.cli import VERBS
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 FILES = REPOSITORY / "packaging" / "files"
 LOCK = REPOSITORY / "packaging" / "requirements-run.txt"
@@ -74,7 +79,7 @@ def main() -> int:
     for word in options.targets:
         if word not in {"deb", "rpm", *names}:
             parser.error(f"no target {word!r}: there are deb, rpm, {', '.join(names)}")
-    version = options.version or own_version()
+    version = options.version or __version__
     if not re.fullmatch(r"\d+(\.\d+)*([~+][a-z0-9.]+)?", version):
         parser.error(f"{version!r} is no version such as 1.2, 1.2.3 or 1.3~rc1")
     for target in TARGETS:
@@ -94,11 +99,6 @@ def check_again(target: Target, version: str, package: Path) -> None:
             sys.exit(f"two builds of {package.name} differ: compare it with a second one by diffoscope")
 
 
-def own_version() -> str:
-    """Return the version of neurond here."""
-    return re.findall(r'__version__ = "(.+)"', (REPOSITORY / "neurond" / "__init__.py").read_text())[0]
-
-
 def build(target: Target, version: str, output: Path) -> Path:
     """Make one package; return its path."""
     output.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,7 @@ def build(target: Target, version: str, output: Path) -> Path:
         nfpm = Path(sys.executable).with_name("nfpm")
         done = subprocess.run(
             [nfpm, "package", "--config", config, "--packager", target.kind, "--target", package],
-            env={**os.environ, "SOURCE_DATE_EPOCH": source_date()},
+            env={**os.environ, "SOURCE_DATE_EPOCH": str(int(build_time().timestamp()))},
             capture_output=True,
             text=True,
             check=False,
@@ -128,13 +128,13 @@ def file_name(target: Target, version: str) -> str:
     return f"neurond-{version}-{target.release}.x86_64.rpm"
 
 
-def source_date() -> str:
-    """Return the time that all files are given, in seconds since 1970."""
-    given = os.environ.get("SOURCE_DATE_EPOCH")
-    if given:
-        return given
-    command = ["git", "-C", str(REPOSITORY), "log", "-1", "--format=%ct"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+def build_time() -> datetime:
+    """Return the time that all files are given."""
+    seconds = os.environ.get("SOURCE_DATE_EPOCH")
+    if not seconds:
+        command = ["git", "-C", str(REPOSITORY), "log", "-1", "--format=%ct"]
+        seconds = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return datetime.fromtimestamp(int(seconds), UTC)
 
 
 def fill(root: Path, target: Target, version: str) -> None:
@@ -144,13 +144,16 @@ def fill(root: Path, target: Target, version: str) -> None:
     shutil.copytree(dependencies(target), site, ignore=ignore)
     shutil.copytree(REPOSITORY / "neurond", site / "neurond", ignore=ignore)
     init = site / "neurond" / "__init__.py"
-    init.write_text(init.read_text().replace(own_version(), version))
+    init.write_text(init.read_text().replace(__version__, version))
     compile_all(site, target)
     make_environment(root / HOME, target)
     launcher(root / "usr/bin/neurond", target, "neurond.cli", "main")
     launcher(root / "usr/libexec/docker/cli-plugins/docker-neurond", target, "neurond.cli.docker", "plugin")
     for source, place in files_for(target):
         put(source, root / place)
+    example = documents.output_of("config", "--example") if "config" in VERBS else (FILES / "neurond.toml").read_text()
+    documents.put(root / "etc/neurond/neurond.toml", example.encode())
+    documents.write_all(root, version, build_time().date().isoformat(), example)
     (root / "etc/neurond/conf.d").mkdir(parents=True)
 
 
@@ -158,7 +161,9 @@ def files_for(target: Target) -> Iterator[tuple[Path, str]]:
     """Yield the files that are in the package as they are here: where from, where to."""
     for unit in ("neurond.service", "neurond.socket"):
         yield REPOSITORY / "systemd" / unit, f"usr/lib/systemd/system/{unit}"
-    yield FILES / "neurond.toml", "etc/neurond/neurond.toml"
+    catalog = REPOSITORY / "systemd" / "neurond.catalog"  # explains what the journal has
+    if catalog.exists():
+        yield catalog, f"usr/lib/systemd/catalog/{catalog.name}"
     yield FILES / "sysusers.conf", "usr/lib/sysusers.d/neurond.conf"
     yield FILES / "tmpfiles.conf", "usr/lib/tmpfiles.d/neurond.conf"
     yield FILES / "60-neurond.rules", "usr/lib/udev/rules.d/60-neurond.rules"
@@ -261,7 +266,7 @@ def description(root: Path, target: Target, version: str) -> dict[str, Any]:
         "A daemon that leases Neuron chips to processes and containers, compares its ledger with the kernel, and\n"
         "starts containers with exactly the chips that they hold.",
         "license": "Apache-2.0",
-        "mtime": datetime.fromtimestamp(int(source_date()), UTC).isoformat(),
+        "mtime": build_time().isoformat(),
         "depends": [target.python, "passwd", "systemd", "udev"]
         if target.kind == "deb"
         else [target.python, "shadow-utils", "systemd"],
