@@ -18,6 +18,9 @@ have_package_for() {
         redis-server) command -v redis-server ;;
         etcd-server) command -v etcd ;;
         mmdebstrap | patchelf) command -v "$1" ;;
+        qemu-system-x86) command -v qemu-system-x86_64 ;;
+        qemu-utils) command -v qemu-img ;;
+        e2fsprogs) command -v mke2fs ;;
         systemd) command -v systemd-analyze ;;
         python3-venv) find_python ;;
         *) false ;;
