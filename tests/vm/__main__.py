@@ -21,7 +21,7 @@ def main() -> int:
     """Run what the arguments ask for; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="packaging/vm-test",
-        description="Boot a Debian 12 with Neuron chips under QEMU, install the package in it and check that all works.",
+        description="Boot a Debian 12 with chips under QEMU, install the package in it and check that all works.",
         epilog=f"The machine's disk is kept in {CACHE} (or $NEUROND_VM_CACHE).",
     )
     parser.add_argument("--machine", choices=MACHINES, help="only the machine of this instance type")

@@ -17,7 +17,7 @@ CACHE = Path(os.environ.get("NEUROND_VM_CACHE") or "/var/cache/neurond-vm")
 RELEASE = "bookworm"
 PACKAGES = (
     *("linux-image-cloud-amd64", "systemd-sysv", "udev", "dbus", "python3", "iproute2", "kmod", "procps"),
-    *("docker.io", "iptables", "acl"),
+    *("docker.io", "iptables", "apparmor", "acl"),
 )
 TO_COMPILE = ("linux-headers-cloud-amd64", "gcc", "make", "libc6-dev")
 """For the module; image/finish takes them away again."""

@@ -16,9 +16,9 @@ APPLETS = ("sh", "cat", "echo", "ls", "mknod", "rm", "sleep", "sed", "stat", "to
 
 
 def make_payload(work: Path, only: str) -> Path:
-    """Build all and put it into a tar file below `work`; `only` is a word that the checks to run have in their names."""
+    """Build all and put it into a tar file below `work`; `only` is a word that names of the checks to run have."""
     for version in VERSIONS:
-        build = [REPOSITORY / "packaging/build", "debian12", "--version", version, "--output", work]
+        build = [str(REPOSITORY / "packaging/build"), "debian12", "--version", version, "--output", str(work)]
         subprocess.run(build, check=True)
     payload = work / "payload.tar"
     with tarfile.open(payload, "w") as tar:

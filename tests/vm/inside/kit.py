@@ -27,7 +27,7 @@ PATIENCE = 120.0
 """Seconds for what takes one on a real machine."""
 
 
-class Failed(Exception):  # noqa: N818 - it is a result, too
+class Failed(Exception):
     """What a check claims is not so."""
 
 
@@ -74,6 +74,18 @@ def leases() -> dict[str, dict[str, Any]]:
     return {lease["name"]: lease for lease in json.loads(run("neurond", "ps", "--json"))}
 
 
+def chips_of(name: str) -> set[int]:
+    """Return the chips of a lease, by what neurond says; none if there is no such lease."""
+    lease = leases().get(name)
+    return set(lease["chips"]) if lease else set()
+
+
+def state_of(chip: int) -> str | None:
+    """Return the state of a chip as `neurond ls` has it, None if it lists no such chip."""
+    found = chips().get(chip)
+    return found["state"] if found else None
+
+
 def is_active(unit: str) -> bool:
     """Tell whether a unit is up."""
     return run("systemctl", "is-active", unit, code=None) == "active"
@@ -98,7 +110,8 @@ def numbers(chips: Iterable[int]) -> str:
 # chips that are not its own are made by hand first, as that must not help. ENXIO is the module's word for no chip.
 OPEN_ALL = r"""
 for node in /dev/neuron*; do
-    if why=$( (: <>"$node") 2>&1); then echo "opens ${node#/dev/neuron}"; else echo "refused ${node#/dev/neuron} ${why##*: }"; fi
+    if why=$( (: <>"$node") 2>&1); then echo "opens ${node#/dev/neuron}"
+    else echo "refused ${node#/dev/neuron} ${why##*: }"; fi
 done
 """
 MAKE_NODES = r"""
@@ -118,18 +131,12 @@ def opens(user: str) -> set[int]:
     return opened(run("sh", "-c", OPEN_ALL, user=user))
 
 
-def mapped(container: str) -> set[int]:
-    """Return the chips whose nodes a container has."""
-    return {int(name) for name in run("docker", "exec", container, "sh", "-c", "cd /dev && echo neuron*").replace(
-        "neuron", "").split() if name != "*"}
-
-
 class Job:
     """A command under `neurond run`, as some user, that tries all chips first and then lives until it is ended."""
 
     def __init__(self, name: str, *options: str, user: str = "member", wait: bool = True) -> None:
         self.name = name
-        self.output = Path(f"/tmp/{name}.out")  # noqa: S108 - a machine of our own
+        self.output = Path(f"/tmp/{name}.out")
         script = f"{OPEN_ALL}\necho done\nexec sleep 100000"
         with self.output.open("w") as output:
             self.process = subprocess.Popen(
@@ -158,7 +165,7 @@ class Job:
 
     def chips(self) -> set[int]:
         """Return the chips of its lease, by what neurond says."""
-        return set(leases()[self.name]["chips"])
+        return chips_of(self.name)
 
     def end(self) -> None:
         """Kill it, and wait until its lease is gone."""
@@ -192,7 +199,7 @@ class Container:
 
     def chips(self) -> set[int]:
         """Return the chips of its lease, by what neurond says."""
-        return set(leases()[self.name]["chips"])
+        return chips_of(self.name)
 
     def end(self) -> None:
         """Remove it, and wait until its lease is gone."""
@@ -201,10 +208,19 @@ class Container:
 
 
 _jobs: list[Job] = []
+_left: list[str] = []
+
+
+def leave(why: str) -> None:
+    """Have what this check started go on after it, for the next one or until the machine goes down."""
+    _left.append(why)
 
 
 def tidy() -> None:
     """End all jobs and containers, and wait until no chip is leased: the next check begins with nothing."""
+    if _left:
+        _left.clear()
+        return
     for job in _jobs:
         if job.lives():
             run("pkill", "-KILL", "--session", str(job.process.pid), code=None)
@@ -219,6 +235,15 @@ def tidy() -> None:
         until("no chip is leased", lambda: not leases())
 
 
+def have_docker_restarted(**settings: Any) -> None:
+    """Write Docker's settings, restart it, and wait until it answers."""
+    Path("/etc/docker").mkdir(exist_ok=True)
+    Path("/etc/docker/daemon.json").write_text(json.dumps(settings))
+    run("systemctl", "reset-failed", "docker")
+    run("systemctl", "restart", "docker")
+    run("docker", "version")
+
+
 def load_module(*parameters: str) -> None:
     """Load the module, and wait until udev is done with its chips."""
     run("modprobe", "neuron", *parameters)
@@ -229,7 +254,7 @@ class Port:
     """The second serial port, at whose other end packaging/vm-test listens."""
 
     def __init__(self) -> None:
-        self.file = open("/dev/ttyS1", "w", encoding="utf-8")  # noqa: SIM115 - for as long as the machine runs
+        self.file = Path("/dev/ttyS1").open("w", encoding="utf-8")  # noqa: SIM115 - for as long as the machine runs
         tty.setraw(self.file.fileno())
 
     def tell(self, kind: str, text: str = "", **more: Any) -> None:

@@ -10,8 +10,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from inside import containers, hotplug, installing, jobs, service
-from inside.kit import PAYLOAD, Failed, Port, run, tidy
+from . import containers, hotplug, installing, jobs, service
+from .kit import PAYLOAD, Failed, Port, run, tidy
 
 Check = Callable[[], str]
 
@@ -20,12 +20,40 @@ STAGES: dict[str, list[list[Check]]] = {
         [
             installing.package_installs_where_no_chips_are,
             service.chips_are_there_as_soon_as_the_module_is,
+            jobs.open_nodes_make_leases_advisory,
+            jobs.the_rule_shuts_the_nodes,
+            jobs.a_member_opens_exactly_its_chips,
+            jobs.a_stranger_is_refused,
+            jobs.run_enforce_confines_root,
+            containers.a_container_opens_exactly_its_chips,
+            hotplug.a_leased_chip_goes_and_comes_back,
+            hotplug.the_module_can_be_reloaded,
+            service.a_killed_daemon_is_back_with_all_leases,
+            service.stop_and_restart_touch_no_job,
+            service.docker_may_be_stopped,
+            containers.docker_restart_ends_containers_and_leases,
+            containers.live_restore_keeps_containers_and_leases,
+            service.reload_takes_settings_and_refuses_wrong_ones,
+            service.journal_has_what_happened,
+            service.the_running_unit_is_confined,
+            installing.an_upgrade_under_load_keeps_all_leases,
+            installing.work_is_left_for_the_reboot,
+        ],
+        [
+            installing.a_reboot_voids_all_leases,
+            installing.the_chips_of_an_ended_job_are_free_again,
+            installing.removal_touches_no_job,
+            installing.a_purge_leaves_nothing,
         ],
     ],
     "inf2.48xlarge": [[installing.package_installs_where_no_chips_are, service.other_instance_type_is_known]],
 }
 
-ALWAYS = {"package_installs_where_no_chips_are", "chips_are_there_as_soon_as_the_module_is"}
+ALWAYS = {
+    "package_installs_where_no_chips_are",
+    "chips_are_there_as_soon_as_the_module_is",
+    "the_rule_shuts_the_nodes",
+}
 """Without these the others have nothing to look at; --only leaves them in."""
 
 BOOT = Path("/var/lib/checks-boot")
