@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parent.parent
-SHELL_SCRIPTS = ("packaging/demo", "packaging/lock", "packaging/setup.sh", "packaging/test", ".ci/run")
+SHELL_SCRIPTS = (
+    "packaging/build",
+    "packaging/demo",
+    "packaging/lock",
+    "packaging/setup.sh",
+    "packaging/test",
+    ".ci/run",
+)
 
 
 def check(*command: str) -> None:
