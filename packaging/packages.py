@@ -147,7 +147,7 @@ def fill(root: Path, target: Target, version: str) -> None:
     init.write_text(init.read_text().replace(__version__, version))
     compile_all(site, target)
     make_environment(root / HOME, target)
-    launcher(root / "usr/bin/neurond", target, "neurond.cli", "main")
+    launcher(root / "usr/bin/neurond", target, "neurond.cli", "command")
     launcher(root / "usr/libexec/docker/cli-plugins/docker-neurond", target, "neurond.cli.docker", "plugin")
     for source, place in files_for(target):
         put(source, root / place)
