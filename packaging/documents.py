@@ -24,20 +24,26 @@ os.environ["COLUMNS"] = "80"  # for argparse, so that nothing depends on the ter
 
 LEASES = shtab.cmd("neurond ps -q 2>/dev/null")
 COMPLETED: dict[str, Any] = {
-    "LEASE": LEASES,
-    "LEASE ...": LEASES,
-    "FILE": shtab.FILE,
-    "-- CMD ...": shtab.FILE,
-    "DIR": shtab.DIRECTORY,
+    "lease": LEASES,
+    "task": LEASES,
+    "container": shtab.cmd("neurond container ls -q 2>/dev/null"),
+    "file": shtab.FILE,
+    "command": shtab.FILE,
+    "config": shtab.FILE,
+    "env_file": shtab.FILE,
+    "plot": shtab.FILE,
+    "runtime_dir": shtab.DIRECTORY,
 }
-"""How an argument is completed, by its name in --help. The leases are asked of the daemon."""
+"""How an argument is completed, by its name in the program. What there is now is asked of the daemon."""
 
 COMPLETION = {
     "bash": "usr/share/bash-completion/completions/neurond",
-    "zsh": "usr/share/zsh/vendor-completions/_neurond",
+    "zsh": "usr/share/zsh/{zsh}/_neurond",
     "fish": "usr/share/fish/vendor_completions.d/neurond.fish",
 }
 """Where each shell looks for it."""
+OF_ZSH = {"deb": "vendor-completions", "rpm": "site-functions"}
+"""Where zsh looks depends on the distribution."""
 
 SEE_ALSO = "neurond(1), neurond.toml(5), docker(1)"
 
@@ -91,8 +97,8 @@ def _verbs_below(text: str) -> Sequence[str]:
 # -- completion -------------------------------------------------------------------------------------------------------
 
 
-def completions() -> Iterator[tuple[str, str]]:
-    """Yield the completion of each shell: where to, and what."""
+def completions(kind: str) -> Iterator[tuple[str, str]]:
+    """Yield the completion of each shell: where to in a deb or rpm, and what."""
     whole = argparse.ArgumentParser("neurond", add_help=False)
     whole.add_argument("-h", "--help", action="store_true", help="list the verbs")
     whole.add_argument("-V", "--version", action="store_true", help="print the version")
@@ -108,13 +114,13 @@ def completions() -> Iterator[tuple[str, str]]:
         else:
             verbs.add_parser(verb, help=text, parents=[completed(found[verb])], add_help=False)
     for shell, place in COMPLETION.items():
-        yield place, shtab.complete(whole, shell)
+        yield place.format(zsh=OF_ZSH[kind]), shtab.complete(whole, shell)
 
 
 def completed(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Return the parser, with how its arguments are completed."""
     for action in parser._actions:  # noqa: SLF001 - argparse has no public way to ask
-        how = COMPLETED.get(str(action.metavar))
+        how = COMPLETED.get(action.dest)
         if how is not None:
             action.complete = how  # type: ignore[attr-defined] # shtab's way
     return parser
@@ -229,9 +235,9 @@ def page_text(lines: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_all(root: Path, version: str, date: str, example: str) -> None:
+def write_all(root: Path, kind: str, version: str, date: str, example: str) -> None:
     """Write all of it below a directory; the man pages compressed, as distributions have them."""
-    for place, text in completions():
+    for place, text in completions(kind):
         put(root / place, text.encode())
     for place, text in man_pages(version, date, example):
         put(root / f"{place}.gz", gzip.compress(text.encode(), mtime=0))

@@ -153,7 +153,7 @@ def fill(root: Path, target: Target, version: str) -> None:
         put(source, root / place)
     example = documents.output_of("config", "--example") if "config" in VERBS else (FILES / "neurond.toml").read_text()
     documents.put(root / "etc/neurond/neurond.toml", example.encode())
-    documents.write_all(root, version, build_time().date().isoformat(), example)
+    documents.write_all(root, target.kind, version, build_time().date().isoformat(), example)
     (root / "etc/neurond/conf.d").mkdir(parents=True)
 
 
@@ -267,10 +267,10 @@ def description(root: Path, target: Target, version: str) -> dict[str, Any]:
         "starts containers with exactly the chips that they hold.",
         "license": "Apache-2.0",
         "mtime": build_time().isoformat(),
-        "depends": [target.python, "passwd", "systemd", "udev"]
+        "depends": [target.python, "libudev1", "passwd", "systemd"]
         if target.kind == "deb"
-        else [target.python, "shadow-utils", "systemd"],
-        "recommends": ["docker.io | docker-ce | moby-engine"] if target.kind == "deb" else ["docker"],
+        else [target.python, "shadow-utils", "systemd", "systemd-libs"],
+        "recommends": ["docker.io | docker-ce | moby-engine", "udev"] if target.kind == "deb" else ["docker"],
         "scripts": {when: str(FILES / target.kind / name) for when, name in scripts.items()},
         "contents": list(contents(root)),
         "deb": {"compression": "zstd"},
@@ -297,8 +297,10 @@ def contents(root: Path) -> Iterator[dict[str, Any]]:
 
 
 def is_own(place: str) -> bool:
-    """Tell whether a directory is neurond's, and no other package's."""
-    return re.search(r"/neurond(/|$)", place) is not None
+    """Tell whether a directory comes and goes with neurond: its own, and those of programs that may not be there."""
+    return (
+        re.search(r"/neurond(/|$)|^/usr/share/(fish|zsh|bash-completion)(/|$)|^/usr/libexec/docker", place) is not None
+    )
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def print_json(lease: dict[str, Any]) -> None:
 def renew(arguments: Sequence[str]) -> int:
     """Let a lease with a time limit go on."""
     parser = Parser("renew", "Let a lease with a time limit end this time from now.")
-    parser.add_argument("lease")
+    parser.add_argument("lease", help="id of the lease")
     parser.add_argument("--ttl", type=duration, metavar="DUR", required=True)
     add_force(parser)
     options = parser.parse(arguments)
@@ -78,7 +78,7 @@ def renew(arguments: Sequence[str]) -> int:
 def release(arguments: Sequence[str]) -> int:
     """Give leases back."""
     parser = Parser("release", "Give leases back. A chip is free once no process has it open any more.")
-    parser.add_argument("lease", nargs="+")
+    parser.add_argument("lease", nargs="+", help="ids of leases")
     add_force(parser)
     options = parser.parse(arguments)
     with Client(options.host) as client:
@@ -91,7 +91,7 @@ def release(arguments: Sequence[str]) -> int:
 def bind(arguments: Sequence[str]) -> int:
     """Hand a lease over."""
     parser = Parser("bind", "Hand a lease over to another process or to a time limit, in one step.")
-    parser.add_argument("lease")
+    parser.add_argument("lease", help="id of the lease")
     bound = parser.add_mutually_exclusive_group(required=True)
     bound.add_argument("--ttl", type=duration, metavar="DUR", help="end the lease after this time")
     bound.add_argument("--hold-pid", type=int, metavar="PID", help="end the lease with this process")
@@ -135,7 +135,7 @@ def add_force(parser: Parser) -> None:
 def env(arguments: Sequence[str]) -> int:
     """Print the environment of a lease."""
     parser = Parser("env", 'Print the environment for using a lease\'s chips: eval "$(neurond env LEASE)"')
-    parser.add_argument("lease")
+    parser.add_argument("lease", help="id of the lease")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("-j", "--json", action="store_true", help="print an object with lease, chips and env")
     form.add_argument(

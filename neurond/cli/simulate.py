@@ -9,8 +9,8 @@ from neurond.client import Client
 def simulate(arguments: Sequence[str]) -> int:
     """Pull or plug a chip."""
     parser = Parser("simulate", "Pull (remove) or plug (add) a chip of a simulated host.")
-    parser.add_argument("action", choices=("remove", "add"))
-    parser.add_argument("chip", type=int)
+    parser.add_argument("action", choices=("remove", "add"), help="pull or plug")
+    parser.add_argument("chip", type=int, help="number of the chip")
     parser.add_argument("--major", type=int, help="plug it under this major number, as after a driver upgrade")
     options = parser.parse(arguments)
     with Client(options.host) as client:
