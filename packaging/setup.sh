@@ -17,7 +17,7 @@ have_package_for() {
         acl) command -v setfacl ;;
         redis-server) command -v redis-server ;;
         etcd-server) command -v etcd ;;
-        mmdebstrap | patchelf) command -v "$1" ;;
+        mmdebstrap | patchelf | rpm) command -v "$1" ;;
         systemd) command -v systemd-analyze ;;
         python3-venv) find_python ;;
         *) false ;;
