@@ -22,7 +22,6 @@ from typing import Any
 import documents
 
 from neurond import __version__
-from neurond.cli import VERBS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 FILES = REPOSITORY / "packaging" / "files"
@@ -75,6 +74,7 @@ def main() -> int:
     parser.add_argument("--version", help="version of the packages (default: that of neurond)")
     parser.add_argument("--output", type=Path, default=REPOSITORY / "dist", help="where to (default: dist/)")
     parser.add_argument("--check", action="store_true", help="build twice, and fail if the bytes differ")
+    parser.add_argument("--fetch", action="store_true", help="only download what the packages carry, for a build later")
     options = parser.parse_args()
     for word in options.targets:
         if word not in {"deb", "rpm", *names}:
@@ -83,7 +83,11 @@ def main() -> int:
     if not re.fullmatch(r"\d+(\.\d+)*([~+][a-z0-9.]+)?", version):
         parser.error(f"{version!r} is no version such as 1.2, 1.2.3 or 1.3~rc1")
     for target in TARGETS:
-        if not options.targets or {target.name, target.kind} & set(options.targets):
+        if options.targets and not {target.name, target.kind} & set(options.targets):
+            continue
+        if options.fetch:
+            dependencies(target)
+        else:
             package = build(target, version, options.output)
             print(f"{os.path.relpath(package)}  {package.stat().st_size / 1e6:.1f} MB", flush=True)
             if options.check:
@@ -147,11 +151,11 @@ def fill(root: Path, target: Target, version: str) -> None:
     init.write_text(init.read_text().replace(__version__, version))
     compile_all(site, target)
     make_environment(root / HOME, target)
-    launcher(root / "usr/bin/neurond", target, "neurond.cli", "main")
+    launcher(root / "usr/bin/neurond", target, "neurond.cli", "command")
     launcher(root / "usr/libexec/docker/cli-plugins/docker-neurond", target, "neurond.cli.docker", "plugin")
     for source, place in files_for(target):
         put(source, root / place)
-    example = documents.output_of("config", "--example") if "config" in VERBS else (FILES / "neurond.toml").read_text()
+    example = documents.output_of("config", "--example")
     documents.put(root / "etc/neurond/neurond.toml", example.encode())
     documents.write_all(root, target.kind, version, build_time().date().isoformat(), example)
     (root / "etc/neurond/conf.d").mkdir(parents=True)
@@ -297,8 +301,10 @@ def contents(root: Path) -> Iterator[dict[str, Any]]:
 
 
 def is_own(place: str) -> bool:
-    """Tell whether a directory is neurond's, and no other package's."""
-    return re.search(r"/neurond(/|$)", place) is not None
+    """Tell whether a directory comes and goes with neurond: its own, and those of programs that may not be there."""
+    return (
+        re.search(r"/neurond(/|$)|^/usr/share/(fish|zsh|bash-completion)(/|$)|^/usr/libexec/docker", place) is not None
+    )
 
 
 if __name__ == "__main__":

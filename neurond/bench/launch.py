@@ -71,9 +71,10 @@ def _measure_containers(plan: Plan, report: Report, daemon: Daemon, engine: str,
 
 
 def neurond() -> list[str]:
-    """Return the command as people have it: the script beside the interpreter, or the module."""
-    script = Path(sys.executable).with_name("neurond")
-    return [str(script)] if script.exists() else [sys.executable, "-m", "neurond"]
+    """Return the command as people have it: as it was called here, the script beside the interpreter, or the module."""
+    scripts = [Path(sys.argv[0]), Path(sys.executable).with_name("neurond")]
+    found = next((one for one in scripts if one.name == "neurond" and os.access(one, os.X_OK) and one.is_file()), None)
+    return [str(found.absolute())] if found else [sys.executable, "-m", "neurond"]
 
 
 def _times(plan: Plan) -> int:

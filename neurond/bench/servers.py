@@ -88,18 +88,8 @@ class Daemon:
         self.log = place.with_name(place.name + ".log")
         kind = f"trn1.32xlarge*{chips // 16}"
         engine = engine or f"unix://{place}/no-docker.sock"
-        self.command = [
-            sys.executable,
-            "-m",
-            "neurond",
-            "serve",
-            "--config",
-            "/dev/null",
-            "--simulate",
-            kind,
-            "--runtime-dir",
-            str(place),
-        ]
+        self.command = [sys.executable, "-m", "neurond", "serve", "--config", "/dev/null", "--simulate", kind]
+        self.command += ["--runtime-dir", str(place), "--most-waiting", "65536", "--most-connections", "65536"]
         self.command += ["--docker", engine, "--cdi-dir", "", "--log-format", "json"]
         self.process: subprocess.Popen[bytes] | None = None
 

@@ -6,8 +6,8 @@ record of how it was called; `udevadm` does what the driver's rule does, at the 
 affair of packaging/vm-test.
 """
 
+import os
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -24,14 +24,16 @@ chmod 1777 tmp
 mkdir dev/pts run/udev run/systemd run/systemd/system
 for node in null:3 zero:5 full:7 random:8 urandom:9; do mknod -m 666 "dev/${node%:*}" c 1 "${node#*:}"; done
 ln -s /proc/self/fd dev/fd
-mkdir opt/.keep usr/sbin/.keep 2>/dev/null && rmdir opt/.keep usr/sbin/.keep
-rm -f usr/sbin/policy-rc.d
+rm -f usr/sbin/policy-rc.d var/lib/man-db/auto-update # which would index all pages after each installation
+mkdir -p etc/udev/rules.d
 echo ready
-read -r over
+exec 3<&0
+cat <&3 & # until the end is said
+wait      # and buries orphans meanwhile
 """
 
 SYSTEMCTL = """#!/bin/sh
-# Plays systemd for one service.
+# Plays systemd for one service. What is done without one is left to the real program.
 echo "$*" >>/run/systemctl.log
 verb= service=
 for word; do case $word in
@@ -39,6 +41,9 @@ for word; do case $word in
     --now) verb=stop ;; # disable --now
     neurond.service) service=yes ;;
 esac done
+case "$*" in
+    *preset* | *enable* | *disable*) /usr/bin/systemctl.real --root=/ $(echo "$*" | sed 's/--now//') || exit ;;
+esac
 [ -n "$service" ] || exit 0
 running() { [ -e /run/neurond.pid ] && kill -0 "$(cat /run/neurond.pid)" 2>/dev/null; }
 stop() {
@@ -71,6 +76,9 @@ for node in /dev/neuron[0-9]*; do [ ! -c "$node" ] || chmod "$(cat /run/driver-r
 """
 
 
+RECORDS = ("/etc/group", "/etc/gshadow", "/etc/.pwd", "/var/lib/dpkg", "/var/lib/systemd", "/var/log", "/var/cache")
+
+
 class Machine:
     """A host; it and all that runs on it end with the context."""
 
@@ -78,6 +86,7 @@ class Machine:
         self._directory = directory
         self._holder: subprocess.Popen[str] | None = None
         self._inside: list[str] = []
+        self._init = ""
 
     def __enter__(self) -> Self:
         alone = ["unshare", "--mount", "--pid", "--net", "--fork", "--kill-child"]
@@ -90,9 +99,10 @@ class Machine:
         assert self._holder.stdout is not None
         assert self._holder.stdout.readline() == "ready\n"
         holder = self._holder.pid
-        child = Path(f"/proc/{holder}/task/{holder}/children").read_text().split()[0]
-        self._inside = ["nsenter", f"--target={child}", "--mount", "--pid", "--net", "--"]
+        self._init = Path(f"/proc/{holder}/task/{holder}/children").read_text().split()[0]
+        self._inside = ["nsenter", f"--target={self._init}", "--mount", "--pid", "--net", "--"]
         self._inside += ["chroot", str(self._directory / "root")]
+        self.run("mv", "/usr/bin/systemctl", "/usr/bin/systemctl.real")
         self.put("/usr/bin/systemctl", SYSTEMCTL)
         self.put("/usr/bin/udevadm", UDEVADM)
         self.run("chmod", "755", "/usr/bin/systemctl", "/usr/bin/udevadm")
@@ -148,9 +158,18 @@ class Machine:
     def without_systemd(self) -> None:
         """Be a chroot as it is while an image is made: nothing of a booted system."""
         self.run("rm", "-r", "/run/systemd", "/run/udev")
+        self.run("mv", "/usr/bin/systemctl.real", "/usr/bin/systemctl")
 
-    def files(self) -> Sequence[str]:
-        """List the files of the system, but for the records of package managers."""
-        prune = ["/var/lib/dpkg", "/var/lib/rpm", "/var/log", "/var/cache", "/usr/lib/sysimage"]
-        words = [word for place in prune for word in ("-path", place, "-prune", "-o")]
-        return sorted(self.run("find", "/etc", "/opt", "/usr", "/var", "/root", "/home", *words, "-print").splitlines())
+    def changes(self) -> set[str]:
+        """Return what is new on the host, as +/path, and what is gone, as -/path, but for packages' own records."""
+        upper = Path(f"/proc/{self._init}/root{self._directory}/upper")
+        found: set[str] = set()
+        for path in upper.rglob("*"):
+            place = f"/{path.relative_to(upper)}"
+            if place.startswith(RECORDS):
+                continue
+            if path.is_char_device():
+                found.add(f"-{place}")
+            elif not os.path.lexists(place):
+                found.add(f"+{place}")
+        return found
