@@ -259,6 +259,7 @@ class Port:
 
     def tell(self, kind: str, text: str = "", **more: Any) -> None:
         """Tell it one thing, and wait until it has gone out."""
-        print(f"{kind}: {more.get('name', '')} {text}", flush=True)  # for the console
+        if kind != "log":
+            print(f"{kind}: {more.get('name', '')} {text}", flush=True)  # for the console
         print(json.dumps({"kind": kind, "text": text, **more}), file=self.file, flush=True)
         termios.tcdrain(self.file.fileno())

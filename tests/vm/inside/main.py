@@ -91,7 +91,7 @@ def do(check: Check, port: Port) -> None:
     name = check.__name__.replace("_", " ")
     port.tell("check", text, name=name, ok=ok, seconds=time.monotonic() - began)
     if not ok:
-        journal = ["journalctl", "--no-pager", f"--since={since}", "--lines=60", "--output=short-precise"]
+        journal = ["journalctl", "--no-pager", f"--since={since}", "--lines=80", "--output=short-precise"]
         done = subprocess.run(journal, capture_output=True, text=True, check=False)
         port.tell("log", done.stdout)
 

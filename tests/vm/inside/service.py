@@ -130,10 +130,10 @@ def journal_has_what_happened() -> str:
     def told() -> set[str]:
         lines = run("journalctl", "--identifier=neurond", "--output=json", f"--grep={lease}", code=None).splitlines()
         entries = [json.loads(line) for line in lines if line.startswith("{")]
-        return {what for what in ("lease.granted", "lease.released") if any(what in str(e) for e in entries)}
+        return {what for what in ("lease.granted", "lease.ended") if any(what in str(e) for e in entries)}
 
     until("the journal has both", lambda: len(told()) == 2)
-    return f"lease.granted and lease.released of {lease}"
+    return f"lease.granted and lease.ended of {lease}"
 
 
 def the_running_unit_is_confined() -> str:
