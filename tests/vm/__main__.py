@@ -1,6 +1,7 @@
 """The command: boot the machines one after another, print a line for each check and a summary."""
 
 import argparse
+import signal
 import sys
 import tempfile
 import time
@@ -34,6 +35,7 @@ def main() -> int:
         "--shell", action="store_true", help="boot a machine to look around in (Ctrl-A X ends it), and check nothing"
     )
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # takes the machine along
     image = want_image()
     with ExitStack() as stack:
         work: Path = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="neurond-vm.")))

@@ -78,7 +78,7 @@ def _running(command: Sequence[str], seconds: float) -> Iterator[Iterator[bytes]
     try:
         assert process.stdout is not None
         yield iter(process.stdout.readline, b"")
-    finally:
+    finally:  # one that hangs is of no use, and neither is one whose checks nobody hears
         limit.cancel()
         process.kill()
         process.wait()

@@ -1,6 +1,6 @@
 """Processes on leased chips, where the nodes are open to all and where the rule of the package shuts them."""
 
-from .kit import Job, chips, expect, leases, mode_of, numbers, opens, run, until
+from .kit import OPEN_ALL, Job, chips, expect, leases, mode_of, numbers, opened_in, opens, run, until
 
 
 def open_nodes_make_leases_advisory() -> str:
@@ -48,7 +48,7 @@ def a_stranger_is_refused() -> str:
 
 
 def run_enforce_confines_root() -> str:
-    """`run --enforce` as root runs in a scope of the real systemd that opens its chips and no other."""
+    """`run --enforce` as root runs in a scope of the real systemd that opens its chips and no other, for good."""
     job = Job("job", "-n", "4", "--enforce", user="root")
     opened = job.opens()
     expect(opened == job.chips(), f"its lease has {numbers(job.chips())}, it could open {numbers(opened)}")
@@ -57,5 +57,8 @@ def run_enforce_confines_root() -> str:
     scope = run("cat", f"/proc/{leases()['job']['pid']}/cgroup")
     expect(scope.endswith(".scope"), f"it is in {scope}")
     run("systemctl", "daemon-reload")
+    join = f"echo $$ >/sys/fs/cgroup{scope.removeprefix('0::')}/cgroup.procs"
+    opened = opened_in(run("sh", "-c", f"{join}\n{OPEN_ALL}"))
+    expect(opened == job.chips(), f"after systemctl daemon-reload it can open {numbers(opened)}")
     job.end()
     return f"opened {numbers(opened)} of 16, in {scope.rpartition('/')[2]}"

@@ -120,7 +120,7 @@ while [ $i -lt $CHIPS ]; do [ -e /dev/neuron$i ] || mknod -m 666 /dev/neuron$i c
 """
 
 
-def opened(output: str) -> set[int]:
+def opened_in(output: str) -> set[int]:
     """Return the chips that could be opened, of what OPEN_ALL wrote."""
     lines = [line.split() for line in output.splitlines()]
     return {int(line[1]) for line in lines if line[:1] == ["opens"]}
@@ -128,7 +128,7 @@ def opened(output: str) -> set[int]:
 
 def opens(user: str) -> set[int]:
     """Return the chips that this user can open."""
-    return opened(run("sh", "-c", OPEN_ALL, user=user))
+    return opened_in(run("sh", "-c", OPEN_ALL, user=user))
 
 
 class Job:
@@ -157,7 +157,7 @@ class Job:
 
     def opens(self) -> set[int]:
         """Return the chips that it could open at its start."""
-        return opened(self.output.read_text())
+        return opened_in(self.output.read_text())
 
     def lives(self) -> bool:
         """Tell whether it runs."""
@@ -191,7 +191,7 @@ class Container:
         every = chips()
         major = next(chip["device"].partition(":")[0] for chip in every.values())
         script = f"CHIPS={len(every)} MAJOR={major}\n{MAKE_NODES}\n{OPEN_ALL}"
-        return opened(run("docker", "exec", self.name, "sh", "-c", script))
+        return opened_in(run("docker", "exec", self.name, "sh", "-c", script))
 
     def lives(self) -> bool:
         """Tell whether it runs."""

@@ -36,6 +36,7 @@ STAGES: dict[str, list[list[Check]]] = {
             service.reload_takes_settings_and_refuses_wrong_ones,
             service.journal_has_what_happened,
             service.the_running_unit_is_confined,
+            service.doctor_finds_nothing_wrong,
             installing.an_upgrade_under_load_keeps_all_leases,
             installing.work_is_left_for_the_reboot,
         ],
@@ -46,13 +47,21 @@ STAGES: dict[str, list[list[Check]]] = {
             installing.a_purge_leaves_nothing,
         ],
     ],
-    "inf2.48xlarge": [[installing.package_installs_where_no_chips_are, service.other_instance_type_is_known]],
+    "inf2.48xlarge": [
+        [
+            installing.package_installs_where_no_chips_are,
+            service.other_instance_type_is_known,
+            service.doctor_misses_a_chip,
+            service.nodes_without_any_rule_are_as_the_kernel_made_them,
+        ]
+    ],
 }
 
 ALWAYS = {
     "package_installs_where_no_chips_are",
     "chips_are_there_as_soon_as_the_module_is",
     "the_rule_shuts_the_nodes",
+    "other_instance_type_is_known",
 }
 """Without these the others have nothing to look at; --only leaves them in."""
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from .kit import (
+    PARAMETERS,
     Container,
     Job,
     chips,
@@ -142,3 +143,43 @@ def the_running_unit_is_confined() -> str:
     restarts = property_of("neurond", "NRestarts")
     memory = int(property_of("neurond", "MemoryCurrent")) // 1_000_000
     return f"{said.lstrip('→ ')}; it has {memory} MB, and was restarted {restarts} times in all"
+
+
+def doctor_finds_nothing_wrong() -> str:
+    """On a machine as it should be, `neurond doctor` finds no error, and each warning has a fix."""
+    findings = json.loads(run("neurond", "doctor", "--json", code=None))
+    worse = [finding for finding in findings if finding["severity"] not in {"fine", "unseen"}]
+    errors = [finding["text"] for finding in worse if finding["severity"] == "error"]
+    expect(not errors, f"it finds {errors}")
+    expect(all(finding["fix"] for finding in worse), f"no fix is told for one of {worse}")
+    return f"{len(findings)} findings; warnings: {[finding['text'] for finding in worse]}"
+
+
+def doctor_misses_a_chip() -> str:
+    """A chip that an instance of this type should have, and is not there, is named by `neurond doctor`."""
+    (PARAMETERS / "remove").write_text("5")
+    until("neurond has 11 chips", lambda: len(chips()) == 11)
+    findings = json.loads(run("neurond", "doctor", "--json", code=None))
+    found = [finding["text"] for finding in findings if finding["severity"] in {"warning", "error"}]
+    expect(any("5" in text and "chip" in text for text in found), f"it says nothing of chip 5, but: {found}")
+    (PARAMETERS / "add").write_text("5")
+    until("neurond has 12 chips", lambda: len(chips()) == 12)
+    return "; ".join(text for text in found if "chip" in text)
+
+
+def nodes_without_any_rule_are_as_the_kernel_made_them() -> str:
+    """Without a rule of the driver, nodes are root's: a member opens its chips alone, and a stop leaves them 0600."""
+    Path("/usr/lib/udev/rules.d/neuron-udev.rules").unlink()
+    run("udevadm", "control", "--reload")
+    run("modprobe", "--remove", "neuron")
+    until("neurond has no chips", lambda: not chips())
+    load_module("chips=12")
+    until("neurond has 12 chips", lambda: len(chips()) == 12)
+    job = Job("job", "-n", "1")
+    expect(job.opens() == job.chips(), f"it has {numbers(job.chips())} and can open {numbers(job.opens())}")
+    job.end()
+    run("systemctl", "stop", "neurond.socket", "neurond.service")
+    modes = {mode_of(str(node)) for node in Path("/dev").glob("neuron*")}
+    run("systemctl", "start", "neurond.socket", "neurond.service")
+    expect(modes == {"root:root 0600"}, f"nodes are {modes}")
+    return "a member opened just its chip; after a stop all are root:root 0600"
