@@ -58,7 +58,8 @@ class Machine:
 
     def boot(self, seconds: float) -> Iterator[dict[str, Any]]:
         """Boot, and yield what the checks tell until the machine is off; after so many seconds it is switched off."""
-        with _running(self.command(f"file:{self.console},append=on", "stdio"), seconds) as lines:
+        console = ["-chardev", f"file,id=console,path={self.console},append=on"]
+        with _running([*self.command("chardev:console", "stdio"), *console], seconds) as lines:
             for line in lines:
                 try:
                     yield json.loads(line)

@@ -25,7 +25,7 @@ def a_leased_chip_goes_and_comes_back() -> str:
         (PARAMETERS / "remove").write_text(str(chip))
         until(f"chip {chip} is lost", lambda chip=chip: state_of(chip) == "lost")  # type: ignore[misc]
     expect(gone in leases()["job"]["lost"], f"the lease does not say that chip {gone} is lost: {leases()['job']}")
-    said = run("neurond", "run", "--chips", str(gone), "--no-wait", "--", "true", code=75, user="member")
+    said = run("neurond", "run", "--chips", str(gone), "--no-wait", "--", "true", code=66, user="member")
     for chip in (gone, boxed):
         (PARAMETERS / "add").write_text(str(chip))
         until(f"chip {chip} is its lease's again", lambda chip=chip: state_of(chip) == "leased")  # type: ignore[misc]

@@ -42,7 +42,7 @@ STAGES: dict[str, list[list[Check]]] = {
         ],
         [
             installing.a_reboot_voids_all_leases,
-            installing.the_chips_of_an_ended_job_are_free_again,
+            installing.the_chips_of_a_released_lease_are_free_again,
             installing.removal_touches_no_job,
             installing.a_purge_leaves_nothing,
         ],
