@@ -1,6 +1,9 @@
 """Containers on leased chips, under Docker with cgroup v2 and systemd's driver."""
 
-from .kit import Container, expect, have_docker_restarted, leases, numbers, run, state_of, until
+import json
+from pathlib import Path
+
+from .kit import Container, expect, leases, numbers, restart_docker, run, state_of, until
 
 
 def a_container_opens_exactly_its_chips() -> str:
@@ -30,11 +33,10 @@ def exactly(container: Container, own: set[int], when: str) -> None:
 
 def docker_restart_ends_containers_and_leases() -> str:
     """Without live-restore a restart of Docker ends a container with its lease, unless Docker starts it again."""
-    have_docker_restarted()
     Container("box", "-n", "4")
     again = Container("again", "-n", "4", "--restart", "on-failure")
     lease, own = leases()["again"]["lease"], again.chips()
-    have_docker_restarted()
+    restart_docker()
     until("the container that nobody starts again has no lease", lambda: "box" not in leases())
     until("the other one runs again", again.lives)
     until("its lease is active", lambda: leases().get("again", {}).get("state") == "active")
@@ -45,17 +47,26 @@ def docker_restart_ends_containers_and_leases() -> str:
 
 def live_restore_keeps_containers_and_leases() -> str:
     """With live-restore a restart of Docker leaves a container, its lease and its device filter as they are."""
-    have_docker_restarted(**{"live-restore": True})
+    have_live_restore(on=True)
     try:
         container = Container("box", "-n", "4")
         lease, own = leases()["box"]["lease"], container.chips()
         pid = run("docker", "inspect", "--format={{.State.Pid}}", "box")
-        have_docker_restarted(**{"live-restore": True})
+        restart_docker()
         expect(run("docker", "inspect", "--format={{.State.Pid}}", "box") == pid, "its process is another one")
         exactly(container, own, "after the restart of Docker")
         expect(leases()["box"]["lease"] == lease, f"its lease was {lease}, is {leases()['box']}")
         container.end()
         until("its chips are free", lambda: all(state_of(chip) == "free" for chip in own))
     finally:
-        have_docker_restarted()
+        have_live_restore(on=False)
     return f"the same process with {lease} on {numbers(own)}, and free after its end"
+
+
+def have_live_restore(*, on: bool) -> None:
+    """Switch it on or off, for which Docker needs no restart."""
+    Path("/etc/docker").mkdir(exist_ok=True)
+    Path("/etc/docker/daemon.json").write_text(json.dumps({"live-restore": on}))
+    run("systemctl", "reload", "docker")
+    answer = "--format={{.LiveRestoreEnabled}}"
+    until("Docker has taken it", lambda: run("docker", "info", answer) == str(on).lower())

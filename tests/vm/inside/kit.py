@@ -114,6 +114,8 @@ for node in /dev/neuron*; do
     else echo "refused ${node#/dev/neuron} ${why##*: }"; fi
 done
 """
+LIVE = "trap 'exit 1' TERM; sleep 100000 & wait"
+"""Ends when it is told to, and as a failure, so that Docker starts it again where it has that policy."""
 MAKE_NODES = r"""
 i=0
 while [ $i -lt $CHIPS ]; do [ -e /dev/neuron$i ] || mknod -m 666 /dev/neuron$i c $MAJOR $i; i=$((i + 1)); done
@@ -183,7 +185,7 @@ class Container:
 
     def __init__(self, name: str, *options: str) -> None:
         self.name = name
-        run("neurond", "container", "run", "--detach", "--name", name, *options, IMAGE, "sleep", "100000")
+        run("neurond", "container", "run", "--detach", "--name", name, *options, IMAGE, "sh", "-c", LIVE)
         until(f"the container {name} is leased", lambda: leases().get(name, {}).get("state") == "active")
 
     def opens(self) -> set[int]:
@@ -235,10 +237,8 @@ def tidy() -> None:
         until("no chip is leased", lambda: not leases())
 
 
-def have_docker_restarted(**settings: Any) -> None:
-    """Write Docker's settings, restart it, and wait until it answers."""
-    Path("/etc/docker").mkdir(exist_ok=True)
-    Path("/etc/docker/daemon.json").write_text(json.dumps(settings))
+def restart_docker() -> None:
+    """Restart Docker, and wait until it answers."""
     run("systemctl", "reset-failed", "docker")
     run("systemctl", "restart", "docker")
     run("docker", "version")
