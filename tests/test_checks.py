@@ -52,7 +52,7 @@ def test_shell_scripts_parse(script: str) -> None:
 
 def test_units_are_valid(tmp_path: Path) -> None:
     """Systemd takes the units as they are, but for the path of the command, which is not installed here."""
-    for unit in (REPOSITORY / "systemd").glob("neurond.*"):
+    for unit in (REPOSITORY / "systemd").glob("neurond.s*"):
         text = unit.read_text().replace("/usr/bin/neurond", sys.executable)
         (tmp_path / unit.name).write_text(text)
     check("systemd-analyze", "verify", *map(str, sorted(tmp_path.iterdir())))
