@@ -59,13 +59,20 @@ def sentence_of(line: Line) -> str:
     event = line["event"]
     message = MESSAGES.get(event)
     sentence = message.sentence.format_map(_Words(line)) if message else event
-    for mark, keys in ((": ", AFTER_COLON), ("; ", AFTER_SEMICOLON)):
-        for key in keys:
-            if line.get(key) and (message is None or f"{{{key}}}" not in message.sentence):
-                sentence += f"{mark}{line[key]}"
+    for mark, key in _appended(event):
+        if line.get(key):
+            sentence += f"{mark}{line[key]}"
     if line.get("exception"):
         sentence += f": {line['exception'].rstrip().rpartition(chr(10))[2]}"
     return sentence
+
+
+@lru_cache(maxsize=256)
+def _appended(event: str) -> list[tuple[str, str]]:
+    """Return which fields are said after the sentence of an event, as they are not in it, and by which mark."""
+    sentence = MESSAGES[event].sentence if event in MESSAGES else ""
+    marks = [*((": ", key) for key in AFTER_COLON), *(("; ", key) for key in AFTER_SEMICOLON)]
+    return [(mark, key) for mark, key in marks if f"{{{key}}}" not in sentence]
 
 
 class _Words(dict[str, Any]):
