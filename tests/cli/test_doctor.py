@@ -52,7 +52,7 @@ def container(name: str, *, privileged: bool) -> Answer:
 
 def daemon(**about: Any) -> Answer:
     """Return what a good daemon answers; it simulates its chips, as files stand for nodes here."""
-    return Answer({"version": "1.0", "simulated": True, "journal_problem": None, **about})
+    return Answer({"version": "1.0", "simulated": True, "journal_problem": None, "leases": 1, **about})
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ FAULTS = {
     "docker refuses": (being(docker=Answer(None, "not you", refused=True)), "unseen", "privileged containers: not you"),
     "no CDI": (being(docker=docker(CDISpecDirs=[])), "warning", "(CDI) are off"),
     "CDI elsewhere": (being(docker=docker(CDISpecDirs=["/etc/cdi"])), "warning", "where Docker does not look"),
-    "no CDI file": (removing("/run/cdi/neurond.json"), "warning", "there is no /run/cdi/neurond.json"),
+    "no CDI file": (removing("/run/cdi/neurond.json"), "warning", "but no /run/cdi/neurond.json"),
     "bad CDI file": (writing("/run/cdi/neurond.json", "{"), "error", "/run/cdi/neurond.json is damaged"),
     "runtime": (being(docker=docker(Runtimes={"neuron": {}})), "warning", "Docker has the runtime neuron:"),
     "runtime in file": (
@@ -346,6 +346,12 @@ def test_nodes_that_differ_from_the_rules_are_named(good: Host) -> None:
     (found,) = worse(list(nodes.nodes(host)))
     assert found.sentence.startswith("nodes of chips 4 are 0600")
     assert found.fix == nodes.TRIGGER
+
+
+def test_without_leases_there_need_be_no_names(good: Host) -> None:
+    """The file of device names is only missed when there are leases, as without any there is none."""
+    good.path("/run/cdi/neurond.json").unlink()
+    assert worse(list(examine(replace(good, daemon=daemon(leases=0))))) == []
 
 
 def test_the_format_is_that_of_the_journal() -> None:

@@ -69,12 +69,14 @@ def cdi_file(host: Host) -> Iterator[Finding]:
     path = f"{directory}/{name}.json"
     text = host.text(path)
     if text is None:
-        yield Finding(
-            AREA,
-            "warning" if host.docker.content else "fine",
-            f"there is no {path}: no lease has a device name now",
-            "it is written with the first lease; if not, the log of neurond says why",
-        )
+        on = bool(host.docker.content and host.docker.content["info"].get("CDISpecDirs"))
+        if on and host.daemon.content["leases"]:
+            yield Finding(
+                AREA,
+                "warning",
+                f"there are leases, but no {path} to give them device names",
+                "journalctl -u neurond | grep cdi says why it could not be written",
+            )
         return
     try:
         kind = json.loads(text)["kind"]

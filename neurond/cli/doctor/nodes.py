@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from neurond.cli.doctor import udevrules
 from neurond.cli.doctor.chips import indices
 from neurond.cli.doctor.host import Finding, Host
+from neurond.ledger.words import ranges
 
 AREA = "nodes"
 TRIGGER = "udevadm control --reload && udevadm trigger --subsystem-match=neuron_device"
@@ -59,7 +60,7 @@ def nodes(host: Host) -> Iterator[Finding]:
         found.setdefault((stat.S_IMODE(status.st_mode), status.st_gid), []).append(index)
     outcome = None if host.simulated else udevrules.evaluate(host)
     for (mode, gid), chips in found.items():
-        which = f"nodes of chips {', '.join(map(str, chips))}"
+        which = f"nodes of chips {ranges(chips)}"
         has = f"{mode:04o} with group {host.group_name(gid)}"
         if mode & stat.S_IRWXO:
             yield Finding(
