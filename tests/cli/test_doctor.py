@@ -52,7 +52,7 @@ def container(name: str, *, privileged: bool) -> Answer:
 
 def daemon(**about: Any) -> Answer:
     """Return what a good daemon answers; it simulates its chips, as files stand for nodes here."""
-    return Answer({"version": "1.0", "simulated": True, "journal_problem": None, "leases": 1, **about})
+    return Answer({"version": "1.0", "simulated": True, "journal_problem": None, "named": 1, **about})
 
 
 @pytest.fixture
@@ -351,7 +351,7 @@ def test_nodes_that_differ_from_the_rules_are_named(good: Host) -> None:
 def test_without_leases_there_need_be_no_names(good: Host) -> None:
     """The file of device names is only missed when there are leases, as without any there is none."""
     good.path("/run/cdi/neurond.json").unlink()
-    assert worse(list(examine(replace(good, daemon=daemon(leases=0))))) == []
+    assert worse(list(examine(replace(good, daemon=daemon(named=0))))) == []
 
 
 def test_the_format_is_that_of_the_journal() -> None:

@@ -34,20 +34,20 @@ def within(seconds: float, work: Callable[[], Answer], silent: str) -> Answer:
 
 
 def ask_daemon(where: str, seconds: float = PATIENCE) -> Answer:
-    """Ask the daemon what it is, and for its settings, and how many leases there are."""
+    """Ask the daemon what it is, for its settings, and how many leases have names as devices."""
 
     def work() -> Answer:
         try:
             with Client(where) as client:
                 about = client.call("Describe")
-                leases = len(client.call("ListLeases")["leases"])
+                named = len(client.call("ListNames")["names"])
                 try:
                     rows = client.call("ListSettings")["settings"]
                 except NeurondError:
                     rows = []  # it is older than this command
         except (Unreachable, NeurondError, ValueError) as error:
             return Answer(None, str(error), refused=isinstance(error.__context__, PermissionError))
-        return Answer({**about, "leases": leases, "settings": {row["key"]: row["value"] for row in rows}})
+        return Answer({**about, "named": named, "settings": {row["key"]: row["value"] for row in rows}})
 
     return within(seconds, work, f"neurond does not answer at {_path(where)}: it was silent for {seconds:g} s")
 

@@ -70,11 +70,11 @@ def cdi_file(host: Host) -> Iterator[Finding]:
     text = host.text(path)
     if text is None:
         on = bool(host.docker.content and host.docker.content["info"].get("CDISpecDirs"))
-        if on and host.daemon.content["leases"]:
+        if on and host.daemon.content["named"]:
             yield Finding(
                 AREA,
                 "warning",
-                f"there are leases, but no {path} to give them device names",
+                f"there are leases with device names, but no {path} that has them",
                 "journalctl -u neurond | grep cdi says why it could not be written",
             )
         return
