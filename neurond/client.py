@@ -36,6 +36,10 @@ class Unreachable(Exception):
     """No daemon answers at the address."""
 
 
+class ShutOut(Unreachable):
+    """The socket may not be opened by this user."""
+
+
 def address() -> str:
     """Return the address that NEUROND_HOST gives, or the default one."""
     return os.environ.get("NEUROND_HOST") or DEFAULT_ADDRESS
@@ -69,7 +73,8 @@ class Client:
                 PermissionError: f"you may not open its socket: that takes the group {_group_of(path)}",
             }.get(type(error), "")
             reason = error.strerror or str(error)
-            raise Unreachable(f"neurond does not answer at {path}: {reason}" + (f"; {hint}" if hint else "")) from None
+            kind = ShutOut if isinstance(error, PermissionError) else Unreachable
+            raise kind(f"neurond does not answer at {path}: {reason}" + (f"; {hint}" if hint else "")) from None
         self._unread = b""
 
     def __enter__(self) -> Client:  # noqa: PYI034 - typing is slow to import

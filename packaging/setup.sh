@@ -17,6 +17,9 @@ have_package_for() {
         acl) command -v setfacl ;;
         redis-server) command -v redis-server ;;
         etcd-server) command -v etcd ;;
+        qemu-system-x86) command -v qemu-system-x86_64 ;;
+        qemu-utils) command -v qemu-img ;;
+        e2fsprogs) command -v mke2fs ;;
         mmdebstrap | patchelf | rpm) command -v "$1" ;;
         systemd) command -v systemd-analyze ;;
         python3-venv) find_python ;;

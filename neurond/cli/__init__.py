@@ -9,7 +9,7 @@ import os
 import sys
 from importlib import import_module
 
-from neurond.client import NeurondError, Unreachable
+from neurond.client import NeurondError, ShutOut, Unreachable
 from neurond.ledger.words import printable
 
 TYPE_CHECKING = False  # typing takes longer to import than all that is done here
@@ -145,7 +145,7 @@ def exit_code_of(verb: str, error: Exit | NeurondError | Unreachable) -> int:
     if isinstance(error, Exit):
         return error.code
     if isinstance(error, Unreachable):
-        return UNREACHABLE
+        return NOT_ALLOWED if isinstance(error, ShutOut) else UNREACHABLE
     code = EXIT_CODES.get(error.kind, FAILED)
     if code == FAILED and verb in LAUNCHING:
         code = int(error.parameters.get("exit_code", FAILED_BEFORE_START))

@@ -48,10 +48,17 @@ def allow(node: str, uids: Collection[int]) -> None:
 
 
 def restore(node: str) -> None:
-    """Take the list away: the node's mode counts again, with its group. Raises OSError."""
+    """Take the list away: the node's mode counts again, with its group. Raises OSError.
+
+    With a list, the mode shows its mask as the group's right, and keeps that. The group root had none: without a udev
+    rule the kernel makes nodes 0600 root:root.
+    """
     with suppress(FileNotFoundError):
         try:
             os.removexattr(node, ATTRIBUTE)
+            found = Path(node).stat()
+            if found.st_gid == 0:
+                Path(node).chmod(stat.S_IMODE(found.st_mode) & ~stat.S_IRWXG)
         except OSError as error:
             if error.errno not in {errno.ENODATA, errno.ENOTSUP}:
                 raise

@@ -324,14 +324,14 @@ def test_a_host_without_the_group_says_so(run_dir: Path) -> None:
 
 @pytest.mark.root
 def test_the_socket_is_for_root_and_the_group(run_dir: Path) -> None:
-    """The socket has mode 0660 and the group neuron: its members come in, and others get exit code 69 with a hint."""
+    """The socket has mode 0660 and the group neuron: its members come in, and others get exit code 77 with a hint."""
     with grouped(run_dir) as daemon:
         run_dir.chmod(0o755)
         status = daemon.socket.stat()
         assert (status.st_mode & 0o777, status.st_uid, status.st_gid) == (0o660, 0, NEURON)
         assert as_nobody(daemon, "ls", groups=[NEURON]).returncode == 0
         outside = as_nobody(daemon, "ls")
-        assert outside.returncode == 69
+        assert outside.returncode == 77
         assert "Permission denied; you may not open its socket: that takes the group neuron" in outside.stderr
 
 

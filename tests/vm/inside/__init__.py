@@ -1,0 +1,1 @@
+"""What runs in the machine: `main` calls the checks of the other modules, which are written with `kit`."""
