@@ -67,10 +67,10 @@ def measure(plan: Plan, report: Report, place: Path) -> None:
 
 
 def _waiters(plan: Plan) -> int:
-    """Return how many may wait: both they and the daemon need a descriptor for each."""
+    """Return how many may wait: a descriptor each, here and in the daemon."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return min(WAITERS // 10 if plan.quick else WAITERS, max(hard // 2 - 1000, 100))
+    return min(WAITERS // 10 if plan.quick else WAITERS, max(hard - 2000, 100))
 
 
 def _queue(daemon: Daemon, waiting: int, undo: ExitStack) -> None:

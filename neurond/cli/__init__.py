@@ -29,7 +29,7 @@ VERBS = {
     "ps": ("show", "show the leases"),
     "watch": ("show", "follow what happens"),
     "check": ("show", "compare the ledger with processes, nodes and containers"),
-    "doctor": ("doctor", "look at this host for what is wrong, and say how to mend it"),
+    "doctor": ("doctor", "say what is wrong on this host, with a fix for each"),
     "container": ("containers", "run, list, stop containers on leased chips, read their output"),
     "docker": ("docker", "docker run and docker create with leased chips, and any flag of docker's"),
     "task": ("task", "run an ECS task definition, describe its tasks"),

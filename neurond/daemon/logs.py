@@ -1,5 +1,9 @@
-"""The daemon's log on stderr: JSON lines, or columns with colour on a terminal; and what it says of an event."""
+"""The daemon's log, and what it says of an event.
 
+It is entries of the systemd journal where stderr is that, columns with colour on a terminal, and JSON lines elsewhere.
+"""
+
+import atexit
 import logging
 import sys
 import time
@@ -12,6 +16,8 @@ from typing import Any, TextIO, cast
 import msgspec
 import structlog
 
+from neurond.daemon.entries import ToJournal
+from neurond.host import journald
 from neurond.ledger.events import (
     ChipAdded,
     ChipChanged,
@@ -38,40 +44,59 @@ News = Sequence[tuple[float, Event]]
 
 
 def configure_logs(level: str, form: str) -> None:
-    """Set up structlog: `level` as in "info"; `form` is json, text, or auto for text on a terminal, else JSON."""
-    as_json = not sys.stderr.isatty() if form == "auto" else form == "json"
+    """Set up structlog: `level` as in "info"; `form` is json, text, journal or auto, which looks at what stderr is."""
+    flush_events()  # in the form that was in force
+    if form == "auto":
+        form = "text" if sys.stderr.isatty() else "journal" if journald.is_behind(sys.stderr.fileno()) else "json"
     least = logging.getLevelNamesMapping()[level.upper()]
-    renderer: Any = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
+    as_text: list[Any] = [structlog.dev.set_exc_info, _first_things_first, structlog.dev.ConsoleRenderer()]
+    as_json: list[Any] = [
+        structlog.processors.dict_tracebacks,
+        _first_things_first,
+        structlog.processors.JSONRenderer(),
+    ]
+    as_entry: list[Any] = [structlog.processors.format_exc_info, _first_things_first, _to_journal]
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.dict_tracebacks if as_json else structlog.dev.set_exc_info,
-            _first_things_first,
-            renderer,
+            *{"text": as_text, "json": as_json, "journal": as_entry}[form],
         ],
         wrapper_class=structlog.make_filtering_bound_logger(least),
         logger_factory=structlog.WriteLoggerFactory(cast("TextIO", _stderr)),
         cache_logger_on_first_use=False,  # else a reload would change nothing for those that exist
     )
     _stderr.wanted = least <= logging.INFO
-    _stderr.direct = as_json and least <= logging.INFO
+    _stderr.direct = form != "text" and least <= logging.INFO
+    _stderr.journal = _journal() if form == "journal" else None
+
+
+@lru_cache(maxsize=1)
+def _journal() -> ToJournal:
+    to_journal = ToJournal(journald.Journald(), journald.Spill(sys.stderr.fileno()))
+    atexit.register(to_journal.finish)
+    return to_journal
 
 
 class _Stderr:
     """Standard error, whose failure (a full disk, a reader that is gone) must not stop what is being logged.
 
     `owed` are events, with their time, whose lines go out before the next other one. `direct` says that what happens to
-    the ledger is logged that way, `wanted` that it is logged at all.
+    the ledger is logged that way, `wanted` that it is logged at all. `journal` takes the lines in its stead.
     """
 
     def __init__(self) -> None:
         self.owed: list[tuple[float, Event]] = []
         self.direct = False
         self.wanted = True
+        self.journal: ToJournal | None = None
 
     def write(self, text: str) -> None:
         owed, self.owed = self.owed, []
+        if self.journal is not None:
+            for one in owed:
+                self.journal.put(_said(one))
+            owed = []
         lines = [*map(_line, owed), text]
         with suppress(OSError, ValueError):
             sys.stderr.write("".join(lines))
@@ -137,16 +162,28 @@ def log_passed_over() -> None:
     log.info("events.not_logged", limit=f"{MOST_A_SECOND} a second", **passed_over)
 
 
+def _to_journal(logger: Any, method: str, line: MutableMapping[str, Any]) -> Mapping[str, Any]:
+    """Send a line to the journal, after the events that come before it; nothing is left to be written."""
+    del logger, method
+    flush_events()
+    if _stderr.journal is not None:
+        _stderr.journal.put(line)
+    raise structlog.DropEvent
+
+
 def _line(owed: tuple[float, Event]) -> str:
+    return _encode(_said(owed)).decode() + "\n"
+
+
+def _said(owed: tuple[float, Event]) -> dict[str, object]:
     now, event = owed
     second = int(now)
-    said = {
+    return {
         "timestamp": f"{_second(second)}.{int((now - second) * 1e6):06}Z",
         "level": "info",
         "event": event.kind,
         **fields_of(event),
     }
-    return _encode(said).decode() + "\n"
 
 
 @lru_cache(maxsize=1)

@@ -53,7 +53,12 @@ class Settings:
         "info"
     )
     log_format: Annotated[
-        str, Is(Choice("auto", "json", "text"), "form of the log: auto is text on a terminal, else JSON", reload=True)
+        str,
+        Is(
+            Choice("auto", "journal", "json", "text"),
+            "form of the log: auto is text on a terminal, fields in the systemd journal, and JSON elsewhere",
+            reload=True,
+        ),
     ] = "auto"
     stuck_after: Annotated[
         float,

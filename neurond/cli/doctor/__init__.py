@@ -1,79 +1,61 @@
-"""doctor: what is wrong with this host, and what to do about each. Needs no daemon and no rights."""
+"""doctor: what on this host keeps leases from working or from being kept, with a fix for each.
+
+Each area is a module with functions that take a Host and yield findings. No node of a chip is opened, nothing is
+changed, and whoever is asked gets a few seconds. What this user may not look at is said to be unseen, never fine.
+"""
 
 import json
-import os
-import pwd
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
-from neurond.cli.doctor import chips, engine, service
-from neurond.cli.doctor.findings import ERROR, FINE, UNSEEN, WARNING, Finding, Host
+from neurond.cli.doctor import caller, chips, containers, nodes, others, service, state
+from neurond.cli.doctor.host import Finding, Host
 from neurond.cli.options import Parser
-from neurond.client import address
+from neurond.cli.serve import add_config
 from neurond.ledger.words import printable
 
-Check = Callable[[Host], Iterable[Finding]]
-OF_CHIPS: tuple[Check, ...] = (chips.driver, chips.count, chips.nodes)
-OF_HOST: tuple[Check, ...] = (
-    service.daemon, service.socket_rights, service.membership, service.unit, service.room, service.journal,
-    service.clock, engine.docker, engine.hook, engine.others,
-)  # fmt: skip
-DOCKER = Path("/var/run/docker.sock")
+AREAS = (service, chips, nodes, caller, containers, others, state)
+WARNINGS, ERRORS = 1, 2
 
 
 def doctor(arguments: Sequence[str]) -> int:
-    """Print a line for each finding; 0 if all is fine, 1 with warnings, 2 with errors."""
-    parser = Parser("doctor", "Look at this host for what keeps chips from being leased, and say how to mend it.")
+    """Look at everything, and print a line for each finding."""
+    from neurond.cli.doctor.asking import look
+
+    parser = Parser("doctor", "Say what is wrong on this host, with a fix for each. 0 fine, 1 warnings, 2 errors.")
+    add_config(parser)
     parser.add_argument("-j", "--json", action="store_true", help="print a list of objects")
     options = parser.parse(arguments)
-    found = examine(this_host(options.host or address()))
+    findings = list(examine(look(options.config, options.host)))
     if options.json:
-        print(json.dumps([asdict(finding) for finding in found]))
+        print(json.dumps([finding._asdict() for finding in findings]))
     else:
-        for finding in found:
-            fix = f"; to do: {finding.fix}" if finding.fix else ""
-            print(f"{finding.severity:8} {finding.area:10} {printable(finding.text + fix)}")
-    return exit_code(found)
+        for finding in findings:
+            print(printable(line(finding)))
+    return verdict(findings)
 
 
-def this_host(where: str) -> Host:
-    """Return this host as the caller sees it, with the daemon at this address."""
-    uid = os.geteuid()
-    try:
-        user = pwd.getpwuid(uid).pw_name
-    except KeyError:
-        user = f"user {uid}"
-    daemon = Path(where.removeprefix("unix://").removeprefix("unix:"))
-    return Host(Path("/"), daemon, DOCKER, user, uid, frozenset({os.getegid(), *os.getgroups()}))
+def examine(host: Host) -> Iterator[Finding]:
+    """Yield what all areas find; a file that a check can't read makes that check unseen, and no other."""
+    for area in AREAS:
+        for check in area.CHECKS:
+            try:
+                yield from check(host)
+            except OSError as error:
+                yield Finding(
+                    area.AREA, "unseen", f"{check.__name__}: {error.filename}: {error.strerror}", "run as root"
+                )
 
 
-def examine(host: Host) -> list[Finding]:
-    """Return all findings. What may not be read is said to be unseen, whichever check it stops."""
-    found: list[Finding] = []
-    checks = OF_HOST if _simulated(host) else OF_CHIPS + OF_HOST
-    if checks is OF_HOST:
-        found.append(Finding("chips", FINE, "the daemon's chips are simulated, so the real ones were not looked at"))
-    for check in checks:
-        try:
-            found += check(host)
-        except PermissionError as error:
-            text = f"not seen: {error.filename}, {host.user} may not read it"
-            found.append(Finding(check.__name__, UNSEEN, text, "run as root"))
-        except OSError as error:
-            text = f"not seen: {error.filename}: {error.strerror}"
-            found.append(Finding(check.__name__, UNSEEN, text, "see dmesg for what is wrong with it"))
-    return found
+def line(finding: Finding) -> str:
+    """Write a finding as one line."""
+    seen = "not seen: " if finding.severity == "unseen" else ""
+    fix = f"; fix: {finding.fix}" if finding.fix and finding.severity != "fine" else ""
+    return f"{finding.severity:7}  {finding.area:6}  {seen}{finding.sentence}{fix}"
 
 
-def exit_code(found: Iterable[Finding]) -> int:
-    """Return 2 with errors, 1 with warnings, else 0."""
-    severities = {finding.severity for finding in found}
-    return 2 if ERROR in severities else 1 if WARNING in severities else 0
-
-
-def _simulated(host: Host) -> bool:
-    try:
-        return bool(host.ask("Describe")["simulated"])
-    except (OSError, ValueError, KeyError):
-        return False
+def verdict(findings: Sequence[Finding]) -> int:
+    """Return the exit code; what is unseen is not fine either."""
+    severities = {finding.severity for finding in findings}
+    if "error" in severities:
+        return ERRORS
+    return WARNINGS if severities & {"warning", "unseen"} else 0

@@ -1,85 +1,95 @@
-"""The driver, the chips that it shows, and who may open their nodes."""
+"""The driver, and its chips against what the instance type should have."""
 
 import re
-import stat
-from collections.abc import Iterable
+from collections.abc import Iterator
 
 from neurond.catalog import look_up
-from neurond.cli.doctor.findings import ERROR, FINE, WARNING, Finding, Host
-from neurond.cli.doctor.rules import winning
-from neurond.ledger.words import ranges
+from neurond.cli.doctor.host import Finding, Host, read
 
-ENFORCING = 'SUBSYSTEM=="neuron_device", KERNEL=="neuron[0-9]*", GROUP:="neuron", MODE:="0660"'
+AREA = "driver"
+CHIP = re.compile(r"neuron(0|[1-9][0-9]?)")
 
 
-def driver(host: Host) -> Iterable[Finding]:
-    """Tell whether the driver is loaded, and which."""
-    version = host.text("/sys/module/neuron/version")
-    modules = (host.text("/proc/modules") or "").splitlines()
-    if version is None and not any(line.startswith("neuron ") for line in modules):
-        fix = "modprobe neuron; if there is no such module, install the package aws-neuronx-dkms"
-        yield Finding("driver", ERROR, "the kernel module neuron is not loaded", fix)
+def indices(host: Host) -> list[int]:
+    """Return the numbers of the chips that the kernel has."""
+    directory = host.chips / "sys/class/neuron_device"
+    if not directory.is_dir():
+        return []
+    return sorted(int(found[1]) for entry in directory.iterdir() if (found := CHIP.fullmatch(entry.name)))
+
+
+def driver(host: Host) -> Iterator[Finding]:
+    """Say whether the module is loaded, and will be after a reboot."""
+    if host.simulated:
+        yield Finding(AREA, "fine", "the daemon simulates its chips; no driver is needed")
+        return
+    if not host.path("/sys/module/neuron").is_dir():
+        yield Finding(
+            AREA,
+            "error",
+            "the kernel module neuron is not loaded",
+            "modprobe neuron (package aws-neuronx-dkms); lspci -d 1d0f: tells whether the instance has chips",
+        )
+        return
+    state = re.search(r"^neuron \d+ \d+ \S+ (\S+)", host.text("/proc/modules") or "", re.MULTILINE)
+    if state and state[1] != "Live":
+        yield Finding(
+            AREA, "warning", f"the kernel module neuron is {state[1].lower()}", "wait, then look again; dmesg"
+        )
+    version = (host.text("/sys/module/neuron/version") or "").strip()
+    if re.fullmatch(r"\d+(\.[0-9a-z]+)+", version):
+        yield Finding(AREA, "fine", f"the driver is loaded, version {version}")
     else:
-        yield Finding("driver", FINE, f"the kernel module neuron is loaded, version {version or 'unknown'}")
+        yield Finding(
+            AREA,
+            "warning",
+            f"the driver is loaded, its version reads {version[:30]!r}",
+            "modinfo neuron tells which one is installed; install aws-neuronx-dkms anew",
+        )
+    directories = "/etc/modules-load.d", "/run/modules-load.d", "/usr/lib/modules-load.d", "/lib/modules-load.d"
+    names = (f"{one}/{name}" for one in directories for name in host.names(one) if name.endswith(".conf"))
+    if not any("neuron" in (host.text(name) or "").split() for name in names):
+        yield Finding(
+            AREA,
+            "warning",
+            "nothing loads the driver at boot (it does not load by itself on Trn and Inf2)",
+            "echo neuron > /etc/modules-load.d/neuron.conf",
+        )
 
 
-def count(host: Host) -> Iterable[Finding]:
-    """Compare the chips with what the instance type has."""
-    indexes = _indexes(host)
-    name = host.text("/sys/class/dmi/id/product_name") or ""
-    kind = look_up(name)
-    have = f"{len(indexes)} chips ({ranges(indexes)})" if indexes else "no chips"
-    fix = "dmesg | grep -i neuron tells which chip failed to start; stop and start the instance to get other hardware"
+def chips(host: Host) -> Iterator[Finding]:
+    """Compare the chips with the catalog, and look for holes in their numbers."""
+    there = indices(host)
+    product = (read(host.chips / "sys/class/dmi/id/product_name") or "").strip()
+    if not product:
+        product = (read(host.chips / "sys/devices/virtual/dmi/id/product_name") or "").strip()
+    kind = look_up(product)
     if not kind.known:
-        if not indexes:
-            yield Finding(
-                "chips", ERROR, f"no chips, and {name or 'this machine'} is no instance type known to have any", fix
-            )
-        else:
-            text = f"{have}; how many {name or 'this machine'} should have is not known"
-            yield Finding("chips", WARNING, text, "compare with the EC2 page of the instance type")
-    elif len(indexes) != kind.chips:
-        yield Finding("chips", ERROR, f"{have}, {_an(name)} should have {kind.chips}", fix)
+        yield Finding(
+            AREA,
+            "warning",
+            f"{product or 'this host'} is no instance type that neurond knows; {len(there)} chips are there",
+            "chips are then leased one at a time; use an instance type of Neuron, or a newer neurond",
+        )
+        missing = sorted(set(range(max(there, default=-1) + 1)) - set(there))
     else:
-        yield Finding("chips", FINE, f"{have}, as {_an(name)} should have")
-    holes = sorted(set(range(max(indexes, default=-1) + 1)) - set(indexes))
-    if holes:
-        yield Finding("chips", WARNING, f"the numbering has holes: no chip {ranges(holes)}", fix)
-
-
-def nodes(host: Host) -> Iterable[Finding]:
-    """Compare the nodes' modes with the udev rule that wins, and say how far leases are enforced."""
-    rule = winning(host)
-    said = ", ".join(f"{key} {got.value} ({got.where})" for key, got in sorted(rule.items()))
-    modes: dict[int, list[int]] = {}
-    for index in _indexes(host):
-        try:
-            found = host.path(f"/dev/neuron{index}").stat()
-        except FileNotFoundError:
+        missing = sorted(set(range(kind.chips)) - set(there))
+        if len(there) > kind.chips:
             yield Finding(
-                "nodes", ERROR, f"chip {index} has no node /dev/neuron{index}", "udevadm trigger -s neuron_device"
+                AREA,
+                "warning",
+                f"{len(there)} chips are there, {product} should have {kind.chips}",
+                "tell the project: its catalog may be wrong",
             )
-            continue
-        modes.setdefault(stat.S_IMODE(found.st_mode), []).append(index)
-    wanted = rule["MODE"].value if "MODE" in rule else ""
-    for mode, indexes in sorted(modes.items()):
-        which = f"the nodes of chips {ranges(indexes)} have mode {mode:04o}"
-        # An owner's entry in the access control list shows in the bits of the group, so only those of others tell.
-        if re.fullmatch("[0-7]{3,4}", wanted) and (int(wanted, 8) ^ mode) & 0o007:
-            text = f"{which}, the rule that wins says {wanted} ({rule['MODE'].where})"
-            yield Finding("nodes", WARNING, text, "udevadm control --reload; udevadm trigger -s neuron_device")
-        if mode & 0o006:
-            text = f"leases are advisory: {which}, so anybody can open them; rules: {said or 'none'}"
-            fix = f"to enforce them, in /etc/udev/rules.d/99-neurond.rules (:= is final): {ENFORCING}"
-            yield Finding("nodes", WARNING, text, fix)
-        else:
-            yield Finding("nodes", FINE, f"leases are enforced: {which}; rules: {said or 'none'}")
+        if not missing:
+            yield Finding(AREA, "fine", f"all {kind.chips} chips of {product} are there")
+    if missing:
+        holes = [index for index in missing if index < max(there, default=-1)]
+        text = f"chips {', '.join(map(str, missing))} are missing"
+        text += f", {', '.join(map(str, holes))} of them between others (holes)" if holes else ""
+        yield Finding(
+            AREA, "error", text, "dmesg | grep -i neuron says why; reboot, or stop and start the instance to move it"
+        )
 
 
-def _an(name: str) -> str:
-    return f"an {name}" if name.startswith("i") else f"a {name}"
-
-
-def _indexes(host: Host) -> list[int]:
-    found = (re.fullmatch(r"neuron(\d{1,2})", name) for name in host.names("/sys/class/neuron_device"))
-    return sorted(int(name[1]) for name in found if name)
+CHECKS = (driver, chips)

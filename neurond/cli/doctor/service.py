@@ -1,146 +1,91 @@
-"""The daemon, its socket and directory, and whether the caller may use it."""
+"""The daemon: whether it answers, its version, its socket, its unit and its settings."""
 
-import json
-import os
-import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterator
 
-from neurond import __version__
-from neurond.cli.doctor.findings import ERROR, FINE, UNSEEN, WARNING, Finding, Host
+from neurond.cli.doctor.host import Finding, Host
 
-LEAST_SPACE = 16 << 20
-LEAST_INODES = 1000
-JOURNAL = 1
-"""The format of the journal that neurond.host.journal writes; importing that would be slow."""
+AREA = "daemon"
+UNITS = "/etc/systemd/system", "/run/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system"
 
 
-def daemon(host: Host) -> Iterable[Finding]:
-    """Tell whether the daemon answers, and whether it is as old as this command."""
+def answers(host: Host) -> Iterator[Finding]:
+    """Compare the version of the daemon with this command's."""
+    daemon = host.daemon
+    if daemon.refused:
+        yield Finding(AREA, "unseen", f"the daemon: {daemon.trouble}", "run as root, or join the group of its socket")
+    elif daemon.content is None:
+        yield Finding(AREA, "error", daemon.trouble, "systemctl start neurond; journalctl -u neurond says why it ended")
+    elif daemon.content["version"] != host.version:
+        yield Finding(
+            AREA,
+            "warning",
+            f"the daemon is version {daemon.content['version']}, this command {host.version}",
+            "systemctl restart neurond (no lease ends by that)",
+        )
+    else:
+        yield Finding(AREA, "fine", f"the daemon answers, version {host.version}")
+    if daemon.content and daemon.content.get("journal_problem"):
+        yield Finding(
+            AREA, "error", str(daemon.content["journal_problem"]), "make room in the runtime directory; it goes on then"
+        )
+
+
+def socket(host: Host) -> Iterator[Finding]:
+    """Say who may connect."""
+    path = host.path(f"{host.settings.runtime_dir}/neurond.sock")
     try:
-        about = host.ask("Describe")
+        status = path.lstat()
+    except FileNotFoundError:
+        return  # then no daemon answers, which is said already
     except PermissionError:
+        yield Finding(AREA, "unseen", f"the socket {path}", "run as root")
+        return
+    if not stat.S_ISSOCK(status.st_mode):
+        yield Finding(AREA, "error", f"{path} is not a socket", f"move {path} away, then systemctl restart neurond")
+        return
+    mode = stat.S_IMODE(status.st_mode)
+    wanted = host.gid_of(host.settings.group)
+    has = f"the socket is {mode:04o} with group {host.group_name(status.st_gid)}"
+    if mode != 0o660:
+        yield Finding(AREA, "warning", f"{has}; it should be 0660", f"chmod 0660 {path}; see SocketMode= of the unit")
+    elif wanted is not None and status.st_gid != wanted:
         yield Finding(
-            "daemon", UNSEEN, f"not seen: the daemon, as {host.user} may not open {host.daemon}", "run as root"
+            AREA, "warning", f"{has}; it should be {host.settings.group}'s", f"chgrp {host.settings.group} {path}"
         )
-    except TimeoutError:
-        fix = "systemctl restart neurond ends no lease; journalctl -u neurond tells what it did last"
-        yield Finding("daemon", ERROR, f"the daemon at {host.daemon} took the call and does not answer", fix)
-    except (OSError, ValueError) as error:
-        text = f"the daemon does not answer at {host.daemon}: {getattr(error, 'strerror', None) or error}"
-        yield Finding("daemon", ERROR, text, "systemctl enable --now neurond.socket neurond.service")
-    else:
-        if about["version"] == __version__:
-            yield Finding("daemon", FINE, f"the daemon answers, version {__version__}")
-        else:
-            text = f"the daemon has version {about['version']}, this command {__version__}"
-            yield Finding("daemon", WARNING, text, "systemctl restart neurond (no lease ends by that)")
-        if about.get("journal_problem"):
-            yield Finding("daemon", ERROR, f"nothing is granted: {about['journal_problem']}", "make room on its disk")
-
-
-def membership(host: Host) -> Iterable[Finding]:
-    """Tell whether the caller may lease chips."""
-    group = host.group("neuron")
-    if group is None:
+    elif status.st_uid not in {0, host.uid}:
         yield Finding(
-            "group", WARNING, "there is no group neuron, so only root can lease chips", "groupadd --system neuron"
-        )
-    elif host.uid == 0 or group[0] in host.gids:
-        yield Finding("group", FINE, f"{host.user} may lease chips")
-    elif host.user in group[1]:
-        text = f"{host.user} was added to group neuron, but this session began before"
-        yield Finding("group", WARNING, text, "log in again, or: newgrp neuron")
-    else:
-        fix = f"usermod -aG neuron {host.user} as root, then log in again"
-        yield Finding("group", WARNING, f"{host.user} is not in group neuron and may not lease chips", fix)
-
-
-def socket_rights(host: Host) -> Iterable[Finding]:
-    """Compare the socket's owner and mode with 0660, root and group neuron."""
-    try:
-        found = host.daemon.stat()
-    except FileNotFoundError:
-        return
-    group = host.group("neuron")
-    mode = stat.S_IMODE(found.st_mode)
-    if mode & 0o007:
-        yield Finding(
-            "socket", ERROR, f"{host.daemon} has mode {mode:04o}: anybody can call", f"chmod 0660 {host.daemon}"
-        )
-    elif group is not None and found.st_gid != group[0]:
-        text = f"{host.daemon} belongs to group {found.st_gid}, so members of neuron can't call"
-        yield Finding("socket", WARNING, text, f"chgrp neuron {host.daemon}")
-    else:
-        yield Finding("socket", FINE, f"{host.daemon} has mode {mode:04o}, group {found.st_gid}")
-
-
-def unit(host: Host) -> Iterable[Finding]:
-    """Tell whether the service begins at boot."""
-    if host.path("/run/systemd/system").is_dir():
-        if os.path.lexists(host.path("/etc/systemd/system/multi-user.target.wants/neurond.service")):
-            yield Finding("unit", FINE, "neurond.service is enabled")
-        else:
-            text = "neurond.service is not enabled: nobody watches the chips after the next boot"
-            yield Finding("unit", WARNING, text, "systemctl enable neurond.socket neurond.service")
-
-
-def room(host: Host) -> Iterable[Finding]:
-    """Tell whether the journal of leases has room to grow."""
-    directory = host.daemon.parent
-    try:
-        have = os.statvfs(directory)
-    except FileNotFoundError:
-        return
-    space = have.f_bavail * have.f_frsize
-    fix = f"see what fills it: du -xh --max-depth=2 {directory.parent} | sort -h; df -i {directory}"
-    if space < LEAST_SPACE:
-        yield Finding("disk", ERROR, f"{directory} has {space >> 10} KiB left: soon nothing can be granted", fix)
-    elif have.f_files and have.f_favail < LEAST_INODES:
-        yield Finding("disk", ERROR, f"{directory} has {have.f_favail} inodes left: soon nothing can be granted", fix)
-    else:
-        yield Finding("disk", FINE, f"{directory} has {space >> 20} MiB left")
-
-
-def journal(host: Host) -> Iterable[Finding]:
-    """Tell whether the journal of leases is of this boot, and whether older ones were kept aside."""
-    directory = host.daemon.parent
-    try:
-        names = sorted(os.listdir(directory))
-    except FileNotFoundError:
-        return
-    aside = [name for name in names if re.fullmatch(r"journal\.\d{8}T\d{6}\..*", name)]
-    if aside:
-        text = f"a damaged or foreign journal was kept aside: {', '.join(aside)}"
-        yield Finding("journal", WARNING, text, f"look at it, then remove it: rm {directory / aside[0]}")
-    if "journal" not in names:
-        return
-    with open(directory / "journal", "rb") as file:
-        line = file.readline(1 << 16)
-    try:
-        header = json.loads(line[9:])  # after its checksum and a blank
-        version, boot = header["journal"], header["boot"]
-    except (KeyError, TypeError, ValueError):
-        yield Finding("journal", ERROR, f"{directory}/journal is not neurond's", "restart neurond: it keeps it aside")
-        return
-    if version != JOURNAL:
-        text = f"{directory}/journal has format {version}, this version reads {JOURNAL}"
-        yield Finding("journal", ERROR, text, "install the version of neurond that wrote it, or end its leases first")
-    elif boot != host.text("/proc/sys/kernel/random/boot_id"):
-        text = f"{directory}/journal is of another boot: all its leases are void"
-        yield Finding("journal", WARNING, text, "start neurond: it begins a new one")
-    else:
-        yield Finding("journal", FINE, f"{directory}/journal is of this boot")
-
-
-def clock(host: Host) -> Iterable[Finding]:
-    """Tell whether something keeps the clock, by the files that systemd-timesyncd and chronyd leave."""
-    if host.path("/run/systemd/timesync/synchronized").exists():
-        yield Finding("clock", FINE, "the clock is synchronised by systemd-timesyncd")
-    elif {"chronyd", "ntpd"} & set(host.commands().values()):
-        yield Finding(
-            "clock", UNSEEN, "not seen: whether chronyd or ntpd, which runs, has the time", "chronyc tracking"
+            AREA, "warning", f"the socket belongs to user {status.st_uid}, not to root", "run neurond as root"
         )
     else:
-        text = "nothing seems to keep the clock: times in the log and of other hosts will differ"
-        yield Finding("clock", WARNING, text, "install chrony, or: timedatectl set-ntp true")
+        yield Finding(AREA, "fine", has)
+
+
+def unit(host: Host) -> Iterator[Finding]:
+    """Say whether the daemon starts at boot."""
+    if host.simulated:
+        return
+    if not any(host.path(f"{directory}/neurond.service").exists() for directory in UNITS):
+        yield Finding(
+            AREA,
+            "warning",
+            "systemd has no neurond.service: the daemon does not start at boot",
+            "install the package, or copy systemd/neurond.* to /etc/systemd/system and run systemctl daemon-reload",
+        )
+    elif not host.path("/etc/systemd/system/multi-user.target.wants/neurond.service").is_symlink():
+        yield Finding(
+            AREA, "warning", "neurond.service is not enabled", "systemctl enable --now neurond.socket neurond.service"
+        )
+    else:
+        yield Finding(AREA, "fine", "neurond.service is enabled")
+
+
+def settings(host: Host) -> Iterator[Finding]:
+    """Say what is wrong in the files of settings."""
+    for bad in host.bad_settings:
+        yield Finding(AREA, "error", str(bad), "correct it, then neurond config --check, systemctl reload neurond")
+    if not host.bad_settings:
+        yield Finding(AREA, "fine", "nothing is wrong in the settings")
+
+
+CHECKS = (answers, socket, unit, settings)
