@@ -1,16 +1,17 @@
-"""The command: boot the machines one after another, print a line for each check and a summary."""
+"""The command: boot the machines side by side, print a line for each check and a summary."""
 
 import argparse
 import signal
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from .image import CACHE, want_image
-from .machine import Machine
+from .machine import Machine, stop_all
 from .payload import make_payload
 
 MACHINES = ("trn1.32xlarge", "inf2.48xlarge")
@@ -46,8 +47,14 @@ def main() -> int:
             return machine.shell()
         payload = make_payload(work, options.only)
         report = Report(time.monotonic() + options.limit)
-        for name in [options.machine] if options.machine else MACHINES:
-            report.follow(Machine(image, name, work, payload))
+        names = [options.machine] if options.machine else MACHINES
+        with ThreadPoolExecutor() as threads:
+            followed = [threads.submit(report.follow, Machine(image, name, work, payload)) for name in names]
+            try:
+                for one in followed:
+                    one.result()
+            finally:
+                stop_all()
         return report.summary()
 
 
@@ -62,7 +69,6 @@ class Report:
 
     def follow(self, machine: Machine) -> None:
         """Boot a machine as often as its checks ask for, and take down what they say."""
-        print(f"\n== {machine.instance_type}", flush=True)
         machine.make_disk()
         ended = None
         for _ in range(MOST_BOOTS):
@@ -72,7 +78,7 @@ class Report:
         if ended != "end":
             self.failed.append(f"{machine.instance_type} gave no summary")
             late = " (its time was over)" if time.monotonic() > self.until else ""
-            print(f"the machine went away before its checks were over{late}; its console ends with:", flush=True)
+            print(f"{machine.instance_type} went away before its checks were over{late}; its console ends:", flush=True)
             print("".join(machine.console.read_text(errors="replace").splitlines(keepends=True)[-40:]), flush=True)
 
     def _boot(self, machine: Machine) -> str | None:
@@ -80,10 +86,13 @@ class Report:
         for told in machine.boot(max(self.until - began, 1)):
             match told["kind"]:
                 case "up":
-                    print(f"     {time.monotonic() - began:6.1f} s  up, {told['text']}", flush=True)
+                    print(
+                        f"up   {time.monotonic() - began:6.1f} s  {machine.instance_type}  {told['text']}", flush=True
+                    )
                 case "check":
                     word = "ok  " if told["ok"] else "FAIL"
-                    print(f"{word} {told['seconds']:6.1f} s  {told['name']}: {told['text']}", flush=True)
+                    line = f"{word} {told['seconds']:6.1f} s  {machine.instance_type}  {told['name']}: {told['text']}"
+                    print(line, flush=True)
                     if told["ok"]:
                         self.passed += 1
                     else:

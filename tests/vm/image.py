@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ PACKAGES = (
 TO_COMPILE = ("linux-headers-cloud-amd64", "gcc", "make", "libc6-dev")
 """For the module; image/finish takes them away again."""
 DISK_SIZE = "3G"
+KEPT = 24 * 3600
+"""Seconds that an image is kept after its last use: another branch may boot it just now."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ def key() -> str:
 
 
 def want_image() -> Image:
-    """Return the image, made now if there is none yet. Others of the cache are removed then."""
+    """Return the image, made now if there is none yet. Those that nobody has used for a while are removed then."""
     CACHE.mkdir(parents=True, exist_ok=True)
     image = Image(CACHE / key())
     with _lock(CACHE / "lock"):
@@ -64,9 +67,10 @@ def want_image() -> Image:
         else:
             print(f"making the machine in {image.directory}: takes a minute or two", flush=True)
             for old in CACHE.iterdir():
-                if old.is_dir():
+                if old.is_dir() and old.stat().st_mtime < time.time() - KEPT:
                     shutil.rmtree(old)
             _make(image.directory)
+        os.utime(image.directory)
     return image
 
 

@@ -71,9 +71,19 @@ class Machine:
         return subprocess.run(self.command("mon:stdio"), check=False).returncode
 
 
+_processes: set[subprocess.Popen[bytes]] = set()
+
+
+def stop_all() -> None:
+    """Switch off all machines that run."""
+    for process in tuple(_processes):
+        process.kill()
+
+
 @contextmanager
 def _running(command: Sequence[str], seconds: float) -> Iterator[Iterator[bytes]]:
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    _processes.add(process)
     limit = Timer(seconds, process.kill)
     limit.start()
     try:
@@ -83,3 +93,4 @@ def _running(command: Sequence[str], seconds: float) -> Iterator[Iterator[bytes]
         limit.cancel()
         process.kill()
         process.wait()
+        _processes.discard(process)

@@ -127,6 +127,8 @@ def a_reboot_voids_all_leases() -> str:
     def not_running() -> bool:
         return run("docker", "inspect", "--format={{.State.Running}}", "again") == "false"
 
+    conflict = ("journalctl", "--boot", "--output=cat", "--identifier=neurond", "NEUROND_EVENT=container.conflict")
+    until("Docker has started the container, and neurond has named it", lambda: "again" in run(*conflict, code=None))
     until("the container does not run on the chips of early", not_running)
     said = run(
         "docker", "inspect", "--format={{.State.Status}} ({{.State.Error}}), {{.RestartCount}} restarts", "again"

@@ -123,18 +123,20 @@ def reload_takes_settings_and_refuses_wrong_ones() -> str:
 
 
 def journal_has_what_happened() -> str:
-    """`journalctl -t neurond` has the begin and the end of a lease, with its id."""
+    """`journalctl -t neurond NEUROND_LEASE=ID` has the begin and the end of a lease, and the catalog explains them."""
     job = Job("job", "-n", "4")
     lease = leases()["job"]["lease"]
     job.end()
+    query = ("journalctl", "--no-pager", "--identifier=neurond", f"NEUROND_LEASE={lease}")
 
-    def told() -> set[str]:
-        lines = run("journalctl", "--identifier=neurond", "--output=json", f"--grep={lease}", code=None).splitlines()
-        entries = [json.loads(line) for line in lines if line.startswith("{")]
-        return {what for what in ("lease.granted", "lease.ended") if any(what in str(e) for e in entries)}
+    def events() -> set[str]:
+        lines = run(*query, "--output=json", code=None).splitlines()
+        return {json.loads(line).get("NEUROND_EVENT", "") for line in lines if line.startswith("{")}
 
-    until("the journal has both", lambda: len(told()) == 2)
-    return f"lease.granted and lease.ended of {lease}"
+    until("the journal has both", lambda: {"lease.granted", "lease.ended"} <= events())
+    explained = run(*query, "--catalog", "--output=short").splitlines()
+    expect(any(line.startswith("--") for line in explained), f"the catalog has nothing on {explained}")
+    return f"{', '.join(sorted(events()))} of {lease}: {explained[0].partition(': ')[2]!r}"
 
 
 def the_running_unit_is_confined() -> str:
