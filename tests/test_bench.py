@@ -15,7 +15,7 @@ from neurond.bench.report import Ratio
 from neurond.bench.run import SECTIONS
 from tests.harness import NEUROND
 
-FLOOR = 0.02
+FLOOR = 0.05
 """The share of the bare echo server's rate below which something is badly wrong: no noise gets there."""
 
 
