@@ -151,7 +151,7 @@ def doctor_finds_nothing_wrong() -> str:
     """On a machine as it should be, `neurond doctor` finds no error, and each warning has a fix."""
     findings = json.loads(run("neurond", "doctor", "--json", code=None))
     worse = [finding for finding in findings if finding["severity"] not in {"fine", "unseen"}]
-    errors = [finding["text"] for finding in worse if finding["severity"] == "error"]
+    errors = [finding["sentence"] for finding in worse if finding["severity"] == "error"]
     expect(not errors, f"it finds {errors}")
     expect(all(finding["fix"] for finding in worse), f"no fix is told for one of {worse}")
     return f"{len(findings)} findings; warnings: {[finding['text'] for finding in worse]}"
@@ -162,7 +162,7 @@ def doctor_misses_a_chip() -> str:
     (PARAMETERS / "remove").write_text("5")
     until("neurond has 11 chips", lambda: len(chips()) == 11)
     findings = json.loads(run("neurond", "doctor", "--json", code=None))
-    found = [finding["text"] for finding in findings if finding["severity"] in {"warning", "error"}]
+    found = [finding["sentence"] for finding in findings if finding["severity"] in {"warning", "error"}]
     expect(any("5" in text and "chip" in text for text in found), f"it says nothing of chip 5, but: {found}")
     (PARAMETERS / "add").write_text("5")
     until("neurond has 12 chips", lambda: len(chips()) == 12)
