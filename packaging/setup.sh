@@ -20,6 +20,7 @@ have_package_for() {
         qemu-system-x86) command -v qemu-system-x86_64 ;;
         qemu-utils) command -v qemu-img ;;
         e2fsprogs) command -v mke2fs ;;
+        debian-archive-keyring) [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] ;;
         mmdebstrap | patchelf | rpm) command -v "$1" ;;
         systemd) command -v systemd-analyze ;;
         python3-venv) find_python ;;

@@ -1,12 +1,16 @@
 """The checks that are no tests of behaviour, run as tests so that one command is the whole check."""
 
 import ast
+import importlib
+import inspect
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.vm.inside import main as stages
 
 REPOSITORY = Path(__file__).parent.parent
 SHELL_SCRIPTS = (
@@ -114,3 +118,17 @@ def test_tests_that_are_named_exist(document: str) -> None:
     there = {path: names_in(REPOSITORY / "tests" / path) for path, _ in named if (REPOSITORY / "tests" / path).exists()}
     missing = [f"{path}::{name}" for path, name in named if path not in there or (name and name not in there[path])]
     assert missing == []
+
+
+def test_every_check_of_the_machine_is_run() -> None:
+    """Each check below tests/vm/inside is in STAGES: a function without arguments that returns what it saw."""
+    modules = [
+        importlib.import_module(f"tests.vm.inside.{name}")
+        for name in ("containers", "hotplug", "installing", "jobs", "service")
+    ]
+    run = {check for boots in stages.STAGES.values() for checks in boots for check in checks}
+    for module in modules:
+        for name, function in inspect.getmembers(module, inspect.isfunction):
+            if function.__module__ == module.__name__ and not inspect.signature(function).parameters:
+                returns = inspect.signature(function).return_annotation
+                assert returns is not str or function in run, f"{module.__name__}.{name} is in no stage"

@@ -40,6 +40,7 @@ class Recording:
         self._tell = tell
         self._recovered = recovered
         self._news: list[tuple[float, Event]] = []
+        self._of_turn: list[tuple[float, Event]] = []  # what has been encoded since the last commit
         self._promised: list[tuple[str, asyncio.Future[None]]] = []
         self._compact_after = COMPACT_AFTER
         self._retrying = False
@@ -60,17 +61,17 @@ class Recording:
         Those that were granted in this turn are revoked then; what else changed holds, but is not promised.
         """
         broken: dict[str, Refused] = {}
-        news = self._news
         try:
             self._write()
         except JournalError as error:
             self._pause(error)
             lost = f"{self._ledger.paused}; this holds now, but would be forgotten if neurond crashed"
-            broken = {event.id: wire.JournalFull(lost) for _, event in news if isinstance(event, CHANGES)}
-            granted = [event.lease.id for _, event in news if isinstance(event, LeaseGranted)]
+            broken = {event.id: wire.JournalFull(lost) for _, event in self._of_turn if isinstance(event, CHANGES)}
+            granted = [event.lease.id for _, event in self._of_turn if isinstance(event, LeaseGranted)]
             broken |= dict.fromkeys(granted, wire.JournalFull(self._ledger.paused))
             for lease_id in granted:
                 revoke(lease_id)
+        self._of_turn.clear()
         promised, self._promised = self._promised, []
         for lease_id, future in promised:
             if not future.done():
@@ -103,6 +104,7 @@ class Recording:
         news, self._news = self._news, []
         if not news:
             return
+        self._of_turn += news
         encoded = [encode_event(seq, at, event) for seq, (at, event) in enumerate(news, start=self._seq + 1)]
         self._seq += len(news)
         if self._journal.is_open:  # else the snapshot that it will begin with has this too

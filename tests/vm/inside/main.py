@@ -52,6 +52,7 @@ STAGES: dict[str, list[list[Check]]] = {
             installing.package_installs_where_no_chips_are,
             service.other_instance_type_is_known,
             service.doctor_misses_a_chip,
+            service.a_daemon_that_hangs_is_replaced,
             service.nodes_without_any_rule_are_as_the_kernel_made_them,
         ]
     ],

@@ -14,6 +14,7 @@ from .kit import (
     load_module,
     mode_of,
     numbers,
+    opens,
     property_of,
     run,
     until,
@@ -87,6 +88,7 @@ def same_as(before: dict[str, dict[str, object]], job: Job, container: Container
             expect(now and now[what] == before[name][what], f"{name}: {what} was {before[name][what]}, is now {now}")
     opened = container.opens()
     expect(opened == container.chips(), f"the container can open {numbers(opened)}")
+    until("the job's user can open its chips and no other", lambda: opens("member") == job.chips())
 
 
 def docker_may_be_stopped() -> str:
@@ -147,6 +149,19 @@ def the_running_unit_is_confined() -> str:
     return f"{said.lstrip('→ ')}; it has {memory} MB, and was restarted {restarts} times in all"
 
 
+def a_daemon_that_hangs_is_replaced() -> str:
+    """A daemon that is stopped in its tracks is replaced by systemd's watchdog, and a job keeps its lease."""
+    job = Job("job", "-n", "1")
+    before, pid = leases(), property_of("neurond", "MainPID")
+    run("systemctl", "kill", "--signal=STOP", "neurond")
+    until("systemd has started another", lambda: is_active("neurond") and property_of("neurond", "MainPID") != pid, 300)
+    expect(job.lives(), "the job has ended")
+    until("the job has its lease", lambda: leases().get("job", {}).get("lease") == before["job"]["lease"])
+    why = run("journalctl", "--unit=neurond", "--output=cat", "--grep=atchdog", "--lines=1")
+    job.end()
+    return f"{why!r}; the job lived on with its lease"
+
+
 def doctor_finds_nothing_wrong() -> str:
     """On a machine as it should be, `neurond doctor` finds no error, and each warning has a fix."""
     findings = json.loads(run("neurond", "doctor", "--json", code=None))
@@ -154,7 +169,7 @@ def doctor_finds_nothing_wrong() -> str:
     errors = [finding["sentence"] for finding in worse if finding["severity"] == "error"]
     expect(not errors, f"it finds {errors}")
     expect(all(finding["fix"] for finding in worse), f"no fix is told for one of {worse}")
-    return f"{len(findings)} findings; warnings: {[finding['text'] for finding in worse]}"
+    return f"{len(findings)} findings; warnings: {[finding['sentence'] for finding in worse]}"
 
 
 def doctor_misses_a_chip() -> str:
