@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 
 from neurond import __version__
-from neurond.cli.doctor import examine, exit_code, service
+from neurond.cli.doctor import examine, exit_code, service, with_settings
 from neurond.cli.doctor.findings import Finding, Host
 from neurond.host import journal
+from neurond.settings.table import Settings
 from tests.harness import Daemon
 
 BOOT = "11111111-2222-3333-4444-555555555555"
@@ -85,9 +86,10 @@ class World:
             node.chmod(mode)
         return self
 
-    def become(self, **changes: Any) -> None:
-        """Ask as somebody else."""
+    def become(self, **changes: Any) -> "World":
+        """Ask as somebody else, or where something else is set."""
         self.host = replace(self.host, **changes)
+        return self
 
     def look(self) -> list[Finding]:
         """Run the checks, with a daemon and an Engine that answer."""
@@ -107,8 +109,9 @@ class World:
         class Docker(socketserver.StreamRequestHandler):
             def handle(self) -> None:
                 path = self.rfile.readline().split()[1].decode()
-                body = json.dumps(world.answers[path]).encode()
-                self.wfile.write(b"HTTP/1.0 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+                body = json.dumps(world.answers.get(path, {"message": "no such thing"})).encode()
+                status = b"200 OK" if path in world.answers else b"404 Not Found"
+                self.wfile.write(b"HTTP/1.0 %s\r\nContent-Length: %d\r\n\r\n" % (status, len(body)) + body)
 
         servers = [
             socketserver.UnixStreamServer(str(path), handler)
@@ -200,6 +203,28 @@ CASES: dict[str, tuple[Change, str, str, str]] = {
     "kubelet": (lambda w: w.write("proc/9/comm", "kubelet"), "others", "warning", "kubelet runs here"),
     "ECS agent": (lambda w: w.write("proc/9/comm", "amazon-ecs-init"), "others", "warning", "ECS agent runs"),
     "slurmd": (lambda w: w.write("proc/9/comm", "slurmd"), "others", "warning", "slurmd runs here"),
+    "a wrong setting": (lambda w: w.become(wrong=("x.toml:1: no key",)), "settings", "error", "x.toml:1: no key"),
+    "a setting not read": (lambda w: w.become(unread=("x.toml: denied",)), "settings", "unseen", "x.toml: denied"),
+    "a setting that waits": (lambda w: w.become(pending=("docker (x:1)",)), "settings", "warning", "docker (x:1)"),
+    "another group": (lambda w: w.become(settings=Settings(group="ml")), "group", "warning", "no group ml"),
+    "no member of another group": (
+        lambda w: w.become(settings=Settings(group="ml")).write("etc/group", "ml:x:7:\n"),
+        "group", "warning", "ann is not in group ml",
+    ),
+    "names elsewhere": (
+        lambda w: w.become(settings=Settings(cdi_dir="/x/cdi")), "cdi", "warning", "from /etc/cdi, /run/cdi only",
+    ),
+    "Docker elsewhere": (
+        lambda w: w.become(settings=Settings(docker="tcp://1.2.3.4:2375")), "docker", "unseen", "tcp://1.2.3.4:2375",
+    ),
+    "Docker fails": (
+        lambda w: w.answers.update({"/containers/json": {"message": "no db"}}), "docker", "unseen", "no sense",
+    ),
+    "something else answers": (lambda w: w.about.clear(), "daemon", "warning", "has version unknown"),
+    "shipped rule": (
+        lambda w: w.nodes(0o666).write("usr/share/neurond/udev/60-neurond-enforced.rules", ""),
+        "nodes", "warning", "leases are advisory",
+    ),
     "hidden processes": (lambda w: w.rename("proc/1", "proc/2"), "others", "unseen", "/proc"),
 }  # fmt: skip
 
@@ -250,6 +275,38 @@ def test_disk_and_socket(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
             patch.setattr(service, limit, 1 << 80)
             (full,) = service.room(world.host)
         assert (full.severity, words in full.text) == ("error", True)
+
+
+def test_a_container_that_goes_meanwhile(world: World) -> None:
+    """A container that has gone before it is looked at is passed over, and the privileged one after it is found."""
+    world.answers["/containers/json"] = [{"Id": "gone"}, {"Id": "c1"}]
+    world.answers["/containers/c1/json"]["HostConfig"]["Privileged"] = True
+    found = [one for one in world.look() if one.severity != "fine"]
+    assert [one.text for one in found] == ["privileged containers can open every chip: trainer"]
+
+
+def test_a_socket_of_somebody_else(world: World) -> None:
+    """A socket that belongs neither to root nor to the caller is an error: its owner could answer anything."""
+    world.host.daemon.touch(0o660)
+    world.become(uid=os.geteuid() + 1)
+    found = [one for one in service.socket_rights(world.host) if "who may answer" in one.text]
+    assert [one.severity for one in found] == (["error"] if os.geteuid() else [])
+    if os.geteuid() == 0:
+        os.chown(world.host.daemon, 4711, 4242)
+        (strange, _) = service.socket_rights(world.host)
+        assert (strange.severity, "user 4711" in strange.text) == ("error", True)
+
+
+def test_settings_of_files_and_of_the_daemon(world: World, daemon: Daemon, tmp_path: Path) -> None:
+    """Files are read, and what is wrong in them is named; where a daemon answers, what it has in force counts."""
+    file = tmp_path / "neurond.toml"
+    file.write_text('group = "ml"\nlog_levl = "info"\n')
+    environment = {"NEUROND_SERVE_CONFIG": str(file)}
+    alone = with_settings(world.host, environment)
+    assert alone.settings.group == "ml"
+    assert [wrong.partition(";")[0] for wrong in alone.wrong] == [f'{file}:2: there is no key "log_levl"']
+    asked = with_settings(replace(world.host, daemon=daemon.socket), environment)
+    assert (asked.settings.simulate, asked.wrong) == ("trn1.32xlarge", alone.wrong)
 
 
 def test_nobody_answers(world: World) -> None:

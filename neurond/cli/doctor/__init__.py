@@ -1,10 +1,11 @@
 """doctor: what is wrong with this host, and what to do about each. Needs no daemon and no rights."""
 
+import errno
 import json
 import os
 import pwd
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from neurond.cli.doctor import chips, engine, service
@@ -12,14 +13,16 @@ from neurond.cli.doctor.findings import ERROR, FINE, UNSEEN, WARNING, Finding, H
 from neurond.cli.options import Parser
 from neurond.client import address
 from neurond.ledger.words import printable
+from neurond.settings.sources import sources_of
+from neurond.settings.table import KEYS
 
 Check = Callable[[Host], Iterable[Finding]]
 OF_CHIPS: tuple[Check, ...] = (chips.driver, chips.count, chips.nodes)
 OF_HOST: tuple[Check, ...] = (
-    service.daemon, service.socket_rights, service.membership, service.unit, service.room, service.journal,
-    service.clock, engine.docker, engine.hook, engine.others,
+    service.daemon, service.settings, service.socket_rights, service.membership, service.unit, service.room,
+    service.journal, service.clock, engine.docker, engine.hook, engine.others,
 )  # fmt: skip
-DOCKER = Path("/var/run/docker.sock")
+DENIED = os.strerror(errno.EACCES)
 
 
 def doctor(arguments: Sequence[str]) -> int:
@@ -44,8 +47,28 @@ def this_host(where: str) -> Host:
         user = pwd.getpwuid(uid).pw_name
     except KeyError:
         user = f"user {uid}"
-    daemon = Path(where.removeprefix("unix://").removeprefix("unix:"))
-    return Host(Path("/"), daemon, DOCKER, user, uid, frozenset({os.getegid(), *os.getgroups()}))
+    host = Host(Path("/"), _path(where), Path(), user, uid, frozenset({os.getegid(), *os.getgroups()}))
+    host = with_settings(host, os.environ)
+    return replace(host, docker=_path(host.settings.docker))
+
+
+def with_settings(host: Host, environment: Mapping[str, str]) -> Host:
+    """Return the host with the settings of its files, or rather those in force, if the daemon tells them."""
+    read = sources_of(None, {}, environment).read()
+    unread = tuple(str(finding) for finding in read.findings if finding.sentence.endswith(DENIED))
+    wrong = tuple(str(finding) for finding in read.findings if not finding.sentence.endswith(DENIED))
+    host = replace(host, settings=read.settings, files=tuple(read.files), wrong=wrong, unread=unread)
+    try:
+        rows = [row for row in host.ask("ListSettings")["settings"] if row["key"] in KEYS]
+        pending = [f"{row['key']} ({row['next_origin']})" for row in rows if row["next_origin"]]
+        in_force = replace(host.settings, **{row["key"]: row["value"] for row in rows})
+    except (OSError, ValueError, LookupError, TypeError):
+        return host
+    return replace(host, settings=in_force, pending=tuple(pending))
+
+
+def _path(where: str) -> Path:
+    return Path(where.removeprefix("unix://").removeprefix("unix:"))
 
 
 def examine(host: Host) -> list[Finding]:
@@ -63,6 +86,9 @@ def examine(host: Host) -> list[Finding]:
         except OSError as error:
             text = f"not seen: {error.filename}: {error.strerror}"
             found.append(Finding(check.__name__, UNSEEN, text, "see dmesg for what is wrong with it"))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            text = f"not seen: something there answers what makes no sense ({error!r})"
+            found.append(Finding(check.__name__, UNSEEN, text, "see what serves its socket: ss -xlp"))
     return found
 
 

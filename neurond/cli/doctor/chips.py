@@ -10,6 +10,8 @@ from neurond.cli.doctor.rules import winning
 from neurond.ledger.words import ranges
 
 ENFORCING = 'SUBSYSTEM=="neuron_device", KERNEL=="neuron[0-9]*", GROUP:="neuron", MODE:="0660"'
+SHIPPED = "/usr/share/neurond/udev/60-neurond-enforced.rules"
+APPLY = "udevadm control --reload; udevadm trigger --settle -s neuron_device"
 
 
 def driver(host: Host) -> Iterable[Finding]:
@@ -67,10 +69,12 @@ def nodes(host: Host) -> Iterable[Finding]:
         # An owner's entry in the access control list shows in the bits of the group, so only those of others tell.
         if re.fullmatch("[0-7]{3,4}", wanted) and (int(wanted, 8) ^ mode) & 0o007:
             text = f"{which}, the rule that wins says {wanted} ({rule['MODE'].where})"
-            yield Finding("nodes", WARNING, text, "udevadm control --reload; udevadm trigger -s neuron_device")
+            yield Finding("nodes", WARNING, text, APPLY)
         if mode & 0o006:
             text = f"leases are advisory: {which}, so anybody can open them; rules: {said or 'none'}"
             fix = f"to enforce them, in /etc/udev/rules.d/99-neurond.rules (:= is final): {ENFORCING}"
+            if host.path(SHIPPED).exists():
+                fix = f"to enforce them: ln -s {SHIPPED} /etc/udev/rules.d/; {APPLY}; systemctl restart neurond"
             yield Finding("nodes", WARNING, text, fix)
         else:
             yield Finding("nodes", FINE, f"leases are enforced: {which}; rules: {said or 'none'}")

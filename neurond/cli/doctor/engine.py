@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from neurond.cli.doctor.findings import ERROR, FINE, PATIENCE, UNSEEN, WARNING, Finding, Host
+from neurond.cli.doctor.findings import ERROR, FINE, PATIENCE, UNSEEN, WARNING, Failed, Finding, Host
 
 HOOK = "/opt/aws/neuron/bin/oci_neuron_hook_wrapper.sh"
 SWITCH_ON = 'add "features": {"cdi": true} to /etc/docker/daemon.json (Engine 25 or later), systemctl restart docker'
@@ -14,6 +14,10 @@ NO_HOOK = "launch with neurond, never with --runtime neuron: AWS_NEURON_VISIBLE_
 
 def docker(host: Host) -> Iterable[Finding]:
     """Tell whether the Engine answers, takes device names, gives chips by itself, or runs privileged containers."""
+    if not host.settings.docker.startswith("unix:"):
+        text = f"not seen: Docker at {host.settings.docker}, as only Unix sockets are asked here"
+        yield Finding("docker", UNSEEN, text, f"docker --host {host.settings.docker} info")
+        return
     try:
         info = host.engine("/info")
         if not isinstance(info, dict) or "ServerVersion" not in info:
@@ -36,21 +40,29 @@ def docker(host: Host) -> Iterable[Finding]:
 
 def _settings(host: Host, info: dict[str, Any]) -> Iterable[Finding]:
     directories = info.get("CDISpecDirs") or []
-    if not directories:
+    ours = host.settings.cdi_dir
+    if not ours:
+        yield Finding("cdi", FINE, 'device names (CDI) are not used, as cdi_dir = ""')
+    elif not directories:
         yield Finding("cdi", WARNING, "Docker takes no device names (CDI is off); plain devices are used", SWITCH_ON)
-    elif "/run/cdi" not in directories and "/var/run/cdi" not in directories:
-        fix = 'add "/run/cdi" to "cdi-spec-dirs" in /etc/docker/daemon.json, systemctl restart docker'
+    elif _real(ours) not in map(_real, directories):
+        fix = f'add "{ours}" to "cdi-spec-dirs" in /etc/docker/daemon.json, systemctl restart docker'
         yield Finding("cdi", WARNING, f"Docker reads device names from {', '.join(directories)} only", fix)
-    elif not host.path("/run/cdi/neurond.json").exists():
-        text = "CDI is on; there is no /run/cdi/neurond.json"
+    elif not host.path(f"{ours}/neurond.json").exists():
+        text = f"CDI is on; there is no {ours}/neurond.json"
         yield Finding("cdi", WARNING, text, "start neurond, which writes it; if it runs, see its log for cdi")
     else:
-        yield Finding("cdi", FINE, f"CDI is on ({', '.join(directories)}), with /run/cdi/neurond.json")
+        yield Finding("cdi", FINE, f"CDI is on ({', '.join(directories)}), with {ours}/neurond.json")
     if info.get("DefaultRuntime") == "neuron":
         fix = 'remove "default-runtime": "neuron" from /etc/docker/daemon.json, systemctl restart docker'
         yield Finding("hook", ERROR, "runtime neuron is Docker's default: containers take chips past every lease", fix)
     elif "neuron" in (info.get("Runtimes") or {}):
         yield Finding("hook", WARNING, "Docker has the runtime neuron", NO_HOOK)
+
+
+def _real(directory: str) -> str:
+    """Return a directory's name with /var/run, which is a link, resolved."""
+    return directory.rstrip("/").replace("/var/run/", "/run/", 1)
 
 
 def _privileged(host: Host) -> Iterable[Finding]:
@@ -60,7 +72,10 @@ def _privileged(host: Host) -> Iterable[Finding]:
         if time.monotonic() > deadline:
             yield Finding("privileged", UNSEEN, "not seen: all containers, Docker is slow", "try again later")
             break
-        inspected = host.engine(f"/containers/{one['Id']}/json")
+        try:
+            inspected = host.engine(f"/containers/{one['Id']}/json")
+        except Failed:
+            continue  # it has gone meanwhile
         if (inspected.get("HostConfig") or {}).get("Privileged"):
             found.append(inspected["Name"].lstrip("/"))
     if found:

@@ -4,19 +4,24 @@ Nothing here opens a chip, and nothing waits longer than PATIENCE: doctor is for
 """
 
 import errno
+import grp
 import json
 import os
 import socket
 import time
 from dataclasses import dataclass
+from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
+
+from neurond.settings.table import Settings
 
 PATIENCE = 2.0
 """Seconds that the daemon or the Engine may take for one answer."""
 MOST = 16 << 20
 """Bytes of an answer that are read."""
+DEFAULTS = Settings()
 FINE, UNSEEN, WARNING, ERROR = "fine", "unseen", "warning", "error"
 
 
@@ -30,9 +35,17 @@ class Finding:
     fix: str = ""
 
 
+class Failed(ValueError):
+    """The Engine's answer to a call is that it can't."""
+
+
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A host as one user sees it. `root` stands for /, `daemon` and `docker` are paths of sockets."""
+    """A host as one user sees it. `root` stands for /, `daemon` and `docker` are paths of sockets.
+
+    `settings` are those in force, as far as can be known, and `files` where they were read. `wrong` is what is wrong in
+    them, `unread` what the user may not read, `pending` what was set and waits for a restart.
+    """
 
     root: Path
     daemon: Path
@@ -40,6 +53,11 @@ class Host:
     user: str
     uid: int
     gids: frozenset[int]
+    settings: Settings = DEFAULTS
+    files: tuple[str, ...] = ()
+    wrong: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+    pending: tuple[str, ...] = ()
 
     def path(self, path: str) -> Path:
         """Return where a path of the host lies."""
@@ -70,7 +88,13 @@ class Host:
         return {pid: self.text(f"/proc/{pid}/comm") or "" for pid in pids}
 
     def group(self, name: str) -> tuple[int, list[str]] | None:
-        """Return the number and members of a group in /etc/group."""
+        """Return the number and members of a group in /etc/group, and of this host in whatever else it asks (LDAP)."""
+        if self.root == Path("/"):
+            try:
+                found = grp.getgrnam(name)
+            except KeyError:
+                return None
+            return found.gr_gid, found.gr_mem
         for line in (self.text("/etc/group") or "").splitlines():
             parts = line.split(":")
             if len(parts) == 4 and parts[0] == name and parts[2].isdecimal():
@@ -92,21 +116,36 @@ class Host:
                 if not data:
                     raise ConnectionResetError("it closed the connection")
                 answer += data
-        reply = json.loads(answer[:-1])
-        if "error" in reply:
+        reply = _read_json(answer[:-1])
+        if isinstance(reply, dict) and "error" in reply:
             raise ValueError(str(reply["error"]))
-        return dict(reply["parameters"])
+        try:
+            return dict(reply["parameters"])
+        except (LookupError, TypeError):
+            raise ValueError("its answer is not neurond's") from None
 
     def engine(self, path: str) -> Any:
-        """GET something of the Docker Engine. Raises OSError, TimeoutError among them, or ValueError."""
+        """GET something of the Docker Engine. Raises OSError, TimeoutError among them, Failed or another ValueError."""
         connection = HTTPConnection("localhost", timeout=PATIENCE)
         connection.sock = socket.socket(socket.AF_UNIX)
         try:
             connection.sock.settimeout(PATIENCE)
             connection.sock.connect(str(self.docker))
             connection.request("GET", path)
-            return json.loads(connection.getresponse().read(MOST))
+            response = connection.getresponse()
+            answer = _read_json(response.read(MOST))
         except HTTPException as error:
             raise ValueError(f"no HTTP answer: {error!r}") from None
         finally:
             connection.close()
+        if response.status != HTTPStatus.OK:
+            said = answer.get("message") if isinstance(answer, dict) else None
+            raise Failed(f"{path} failed ({response.status}): {said or response.reason}")
+        return answer
+
+
+def _read_json(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("its answer is nested too deeply") from None

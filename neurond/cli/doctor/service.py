@@ -30,49 +30,73 @@ def daemon(host: Host) -> Iterable[Finding]:
         text = f"the daemon does not answer at {host.daemon}: {getattr(error, 'strerror', None) or error}"
         yield Finding("daemon", ERROR, text, "systemctl enable --now neurond.socket neurond.service")
     else:
-        if about["version"] == __version__:
+        if about.get("version") == __version__:
             yield Finding("daemon", FINE, f"the daemon answers, version {__version__}")
         else:
-            text = f"the daemon has version {about['version']}, this command {__version__}"
+            text = f"the daemon has version {about.get('version', 'unknown')}, this command {__version__}"
             yield Finding("daemon", WARNING, text, "systemctl restart neurond (no lease ends by that)")
         if about.get("journal_problem"):
             yield Finding("daemon", ERROR, f"nothing is granted: {about['journal_problem']}", "make room on its disk")
 
 
+def settings(host: Host) -> Iterable[Finding]:
+    """Tell whether the files of settings are right, and in force."""
+    for wrong in host.wrong:
+        fix = "correct it until neurond config --check is content, then: systemctl reload-or-restart neurond"
+        yield Finding("settings", ERROR, wrong, fix)
+    for unread in host.unread:
+        yield Finding("settings", UNSEEN, f"not seen: {unread}", "run as root")
+    if host.pending:
+        text = f"set, but not in force before the next start: {', '.join(host.pending)}"
+        yield Finding("settings", WARNING, text, "systemctl restart neurond (no lease ends by that)")
+    if not host.wrong and not host.unread and not host.pending:
+        where = ", ".join(host.files) or "the settings: there is no file of them"
+        yield Finding("settings", FINE, f"nothing is wrong in {where}")
+
+
 def membership(host: Host) -> Iterable[Finding]:
     """Tell whether the caller may lease chips."""
-    group = host.group("neuron")
+    name = host.settings.group
+    group = host.group(name)
     if group is None:
-        yield Finding(
-            "group", WARNING, "there is no group neuron, so only root can lease chips", "groupadd --system neuron"
-        )
+        text = f"there is no group {name}, so only root can lease chips"
+        yield Finding("group", WARNING, text, f"groupadd --system {name}; systemctl reload neurond")
     elif host.uid == 0 or group[0] in host.gids:
         yield Finding("group", FINE, f"{host.user} may lease chips")
     elif host.user in group[1]:
-        text = f"{host.user} was added to group neuron, but this session began before"
-        yield Finding("group", WARNING, text, "log in again, or: newgrp neuron")
+        text = f"{host.user} was added to group {name}, but this session began before"
+        yield Finding("group", WARNING, text, f"log in again, or: newgrp {name}")
     else:
-        fix = f"usermod -aG neuron {host.user} as root, then log in again"
-        yield Finding("group", WARNING, f"{host.user} is not in group neuron and may not lease chips", fix)
+        fix = f"usermod -aG {name} {host.user} as root, then log in again"
+        yield Finding("group", WARNING, f"{host.user} is not in group {name} and may not lease chips", fix)
 
 
 def socket_rights(host: Host) -> Iterable[Finding]:
-    """Compare the socket's owner and mode with 0660, root and group neuron."""
+    """Compare the socket's owner, group and mode with root, those who may lease, and 0660."""
     try:
         found = host.daemon.stat()
     except FileNotFoundError:
         return
-    group = host.group("neuron")
+    name = host.settings.group
+    group = host.group(name)
     mode = stat.S_IMODE(found.st_mode)
+    if found.st_uid not in {0, host.uid}:
+        text = f"{host.daemon} belongs to user {found.st_uid}, who may answer there as he likes"
+        fix = f"see who serves it (ss -xlp src {host.daemon}); then systemctl restart neurond.socket neurond"
+        yield Finding("socket", ERROR, text, fix)
     if mode & 0o007:
         yield Finding(
             "socket", ERROR, f"{host.daemon} has mode {mode:04o}: anybody can call", f"chmod 0660 {host.daemon}"
         )
     elif group is not None and found.st_gid != group[0]:
-        text = f"{host.daemon} belongs to group {found.st_gid}, so members of neuron can't call"
-        yield Finding("socket", WARNING, text, f"chgrp neuron {host.daemon}")
+        text = f"{host.daemon} belongs to group {found.st_gid}, so members of {name} can't call"
+        yield Finding("socket", WARNING, text, f"chgrp {name} {host.daemon}")
+    elif mode & 0o060 != 0o060:
+        text = f"{host.daemon} has mode {mode:04o}, so members of {name} can't call"
+        yield Finding("socket", WARNING, text, f"chmod 0660 {host.daemon}")
     else:
-        yield Finding("socket", FINE, f"{host.daemon} has mode {mode:04o}, group {found.st_gid}")
+        whose = name if group is not None else str(found.st_gid)
+        yield Finding("socket", FINE, f"{host.daemon} has mode {mode:04o}, group {whose}")
 
 
 def unit(host: Host) -> Iterable[Finding]:
