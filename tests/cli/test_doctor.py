@@ -71,10 +71,12 @@ class World:
         (self.root / path).unlink()
         return self
 
-    def drop(self, index: int) -> None:
-        """Take a chip away from the kernel."""
-        self.remove(f"sys/class/neuron_device/neuron{index}/dev")
-        (self.root / f"sys/class/neuron_device/neuron{index}").rmdir()
+    def drop(self, *indexes: int) -> "World":
+        """Take chips away from the kernel."""
+        for index in indexes:
+            self.remove(f"sys/class/neuron_device/neuron{index}/dev")
+            (self.root / f"sys/class/neuron_device/neuron{index}").rmdir()
+        return self
 
     def rename(self, old: str, new: str) -> None:
         """Rename something on the host."""
@@ -151,6 +153,10 @@ CASES: dict[str, tuple[Change, str, str, str]] = {
         "chips", "warning", "holes: no chip 1",
     ),
     "unknown type": (lambda w: w.write("sys/class/dmi/id/product_name", "trn9.large"), "chips", "warning", "not known"),
+    "no type at all": (
+        lambda w: w.drop(0, 1, 2, 3).write("sys/class/dmi/id/product_name", "KVM"),
+        "chips", "error", "no chips, and KVM is no instance type",
+    ),
     "no node": (lambda w: w.remove("dev/neuron2"), "nodes", "error", "chip 2 has no node"),
     "advisory": (
         lambda w: w.remove("etc/udev/rules.d/99-neurond.rules").nodes(0o666),
@@ -295,6 +301,17 @@ def test_a_socket_of_somebody_else(world: World) -> None:
         os.chown(world.host.daemon, 4711, 4242)
         (strange, _) = service.socket_rights(world.host)
         assert (strange.severity, "user 4711" in strange.text) == ("error", True)
+
+
+@pytest.mark.root
+def test_a_daemon_of_an_ordinary_user(world: World) -> None:
+    """Who runs a daemon of his own may use it, though he is in no group and others can't call it."""
+    with world.serving():
+        os.chown(world.host.daemon, 1000, 1000)
+        world.host.daemon.chmod(0o600)
+        world.become(gids=frozenset({1000}), user="bob")
+        found = examine(world.host)
+    assert [one.severity for one in found if one.area in {"socket", "group"}] == ["fine", "fine"]
 
 
 def test_settings_of_files_and_of_the_daemon(world: World, daemon: Daemon, tmp_path: Path) -> None:

@@ -34,9 +34,9 @@ def count(host: Host) -> Iterable[Finding]:
     fix = "dmesg | grep -i neuron tells which chip failed to start; stop and start the instance to get other hardware"
     if not kind.known:
         if not indexes:
-            yield Finding(
-                "chips", ERROR, f"no chips, and {name or 'this machine'} is no instance type known to have any", fix
-            )
+            text = f"no chips, and {name or 'this machine'} is no instance type known to have any"
+            other = "use an instance type of Inferentia or Trainium; neurond serve --simulate TYPE needs no chips"
+            yield Finding("chips", ERROR, text, other)
         else:
             text = f"{have}; how many {name or 'this machine'} should have is not known"
             yield Finding("chips", WARNING, text, "compare with the EC2 page of the instance type")

@@ -58,7 +58,9 @@ def membership(host: Host) -> Iterable[Finding]:
     """Tell whether the caller may lease chips."""
     name = host.settings.group
     group = host.group(name)
-    if group is None:
+    if _own(host):
+        yield Finding("group", FINE, f"{host.user} runs this daemon, and may lease chips of it")
+    elif group is None:
         text = f"there is no group {name}, so only root can lease chips"
         yield Finding("group", WARNING, text, f"groupadd --system {name}; systemctl reload neurond")
     elif host.uid == 0 or group[0] in host.gids:
@@ -84,6 +86,9 @@ def socket_rights(host: Host) -> Iterable[Finding]:
         text = f"{host.daemon} belongs to user {found.st_uid}, who may answer there as he likes"
         fix = f"see who serves it (ss -xlp src {host.daemon}); then systemctl restart neurond.socket neurond"
         yield Finding("socket", ERROR, text, fix)
+    if _own(host) and not mode & 0o007:
+        yield Finding("socket", FINE, f"{host.daemon} has mode {mode:04o}, and is of a daemon of your own")
+        return
     if mode & 0o007:
         yield Finding(
             "socket", ERROR, f"{host.daemon} has mode {mode:04o}: anybody can call", f"chmod 0660 {host.daemon}"
@@ -97,6 +102,14 @@ def socket_rights(host: Host) -> Iterable[Finding]:
     else:
         whose = name if group is not None else str(found.st_gid)
         yield Finding("socket", FINE, f"{host.daemon} has mode {mode:04o}, group {whose}")
+
+
+def _own(host: Host) -> bool:
+    """Tell whether the caller is an ordinary user who runs this daemon himself."""
+    try:
+        return host.uid != 0 and host.daemon.stat().st_uid == host.uid
+    except OSError:
+        return False
 
 
 def unit(host: Host) -> Iterable[Finding]:
