@@ -45,6 +45,14 @@ def config(*arguments: str, env: Mapping[str, str] | None = None) -> "subprocess
     )
 
 
+def test_serve_has_no_address_to_call() -> None:
+    """The verb serve calls no daemon, so the option for its address is refused rather than ignored."""
+    done = subprocess.run(
+        [*NEUROND, "serve", "-H", "unix:///x"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, "-H" in done.stderr) == (2, True)
+
+
 # -- what is wrong ----------------------------------------------------------------------------------------------------
 
 

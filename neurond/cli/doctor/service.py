@@ -28,7 +28,9 @@ def daemon(host: Host) -> Iterable[Finding]:
         yield Finding("daemon", ERROR, f"the daemon at {host.daemon} took the call and does not answer", fix)
     except (OSError, ValueError) as error:
         text = f"the daemon does not answer at {host.daemon}: {getattr(error, 'strerror', None) or error}"
-        yield Finding("daemon", ERROR, text, "systemctl enable --now neurond.socket neurond.service")
+        units = "neurond.socket neurond.service"
+        fix = f"systemctl enable {units}; systemctl restart {units} (no lease ends by that)"
+        yield Finding("daemon", ERROR, text, fix)
     else:
         if about.get("version") == __version__:
             yield Finding("daemon", FINE, f"the daemon answers, version {__version__}")
@@ -50,8 +52,8 @@ def settings(host: Host) -> Iterable[Finding]:
         text = f"set, but not in force before the next start: {', '.join(host.pending)}"
         yield Finding("settings", WARNING, text, "systemctl restart neurond (no lease ends by that)")
     if not host.wrong and not host.unread and not host.pending:
-        where = ", ".join(host.files) or "the settings: there is no file of them"
-        yield Finding("settings", FINE, f"nothing is wrong in {where}")
+        text = f"nothing is wrong in {', '.join(host.files)}" if host.files else "there is no file of settings"
+        yield Finding("settings", FINE, text)
 
 
 def membership(host: Host) -> Iterable[Finding]:
