@@ -18,7 +18,7 @@ from neurond.client import Client
 
 T = TypeVar("T")
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds after which something that should have happened is taken not to happen; generous, as machines are shared."""
 NEUROND = [sys.executable, "-m", "neurond"]
 

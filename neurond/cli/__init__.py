@@ -54,7 +54,8 @@ EXIT_CODES = {
     "WaitTimedOut": NO_CAPACITY,
     "NotAllowed": NOT_ALLOWED,
 }
-LAUNCHING = {"run", "container", "docker", "task"}
+LAUNCHING = {"run", "container run", "docker run", "docker create", "docker start", "task run"}
+"""Verbs that end as what they start does, so that codes below 125 are its own."""
 
 HELP_EPILOG = """\
 exit codes:
@@ -108,9 +109,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(arguments: Sequence[str] | None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
-    while len(given) > 1 and given[0] in {"-H", "--host"}:
-        os.environ["NEUROND_HOST"] = given[1]
-        del given[:2]
+    while given and (given[0] in {"-H", "--host"} or given[0].startswith("--host=")):
+        option, equals, where = given.pop(0).partition("=")
+        if not equals and not given:
+            print(f"neurond: {option} takes an address, such as unix:///run/neurond/neurond.sock", file=sys.stderr)
+            return USAGE
+        os.environ["NEUROND_HOST"] = where if equals else given.pop(0)
     if not given or given[0] in {"-h", "--help", "help"}:
         print(usage(), end="", file=sys.stdout if given else sys.stderr)
         return 0 if given else USAGE
@@ -120,7 +124,8 @@ def _main(arguments: Sequence[str] | None) -> int:
         print(f"neurond {__version__}")
         return 0
     if given[0] not in VERBS:
-        print(f"neurond: no verb {given[0]!r} (neurond --help lists them)", file=sys.stderr)
+        what = f"no option {given[0]!r} before the verb" if given[0][:1] == "-" else f"no verb {given[0]!r}"
+        print(f"neurond: {what} (neurond --help lists them)", file=sys.stderr)
         return USAGE
     return _run(given[0], given[1:])
 
@@ -135,7 +140,7 @@ def _run(verb: str, arguments: Sequence[str]) -> int:
     try:
         return int(getattr(import_module(f"neurond.cli.{VERBS[verb][0]}"), verb)(arguments))
     except (Exit, NeurondError, Unreachable) as error:
-        return _say(error, exit_code_of(verb, error))
+        return _say(error, exit_code_of(verb if verb in LAUNCHING else " ".join([verb, *arguments[:1]]), error))
     except KeyboardInterrupt:
         return 128 + 2
 

@@ -15,7 +15,9 @@ from neurond.settings.table import DEFAULT_FILE, KEYS
 
 def serve(arguments: Sequence[str]) -> int:
     """Run the daemon in the foreground."""
-    parser = Parser("serve", "Run the daemon in the foreground, until SIGTERM or SIGINT. Stopping it ends no lease.")
+    parser = Parser(
+        "serve", "Run the daemon in the foreground, until SIGTERM or SIGINT. Stopping it ends no lease.", host=False
+    )
     add_config(parser)
     for key in KEYS.values():
         text = f"{key.meaning} (default: {key.kind.write(key.default)})".replace("%", "%%")

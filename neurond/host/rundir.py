@@ -41,6 +41,8 @@ class RunDir:
     def bind(self, gid: int | None) -> socket.socket:
         """Listen on the socket, 0660 for root and the group `gid`; a dead daemon's socket is replaced.
 
+        An ordinary user can only give it to a group of his own: where `gid` is none, the socket is his alone.
+
         Only the holder of the lock comes here, so a socket file at the path has no live owner. Anything else at the
         path is somebody's file: raises FileExistsError and keeps it.
         """
@@ -55,7 +57,12 @@ class RunDir:
         finally:
             os.umask(mask)
         if gid is not None:
-            os.chown(self.socket, -1, gid)
+            try:
+                os.chown(self.socket, -1, gid)
+            except PermissionError:
+                if os.geteuid() == 0:
+                    raise
+                self.socket.chmod(0o600)
         listener.listen(BACKLOG)
         return listener
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from neurond.settings import texts
@@ -43,6 +44,14 @@ def config(*arguments: str, env: Mapping[str, str] | None = None) -> "subprocess
     return subprocess.run(
         command, env=os.environ | nowhere | dict(env or {}), capture_output=True, text=True, timeout=60, check=False
     )
+
+
+def test_serve_has_no_address_to_call() -> None:
+    """The verb serve calls no daemon, so the option for its address is refused rather than ignored."""
+    done = subprocess.run(
+        [*NEUROND, "serve", "-H", "unix:///x"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, "-H" in done.stderr) == (2, True)
 
 
 # -- what is wrong ----------------------------------------------------------------------------------------------------
@@ -236,6 +245,7 @@ STATEMENTS = st.one_of(
 FILES = st.lists(STATEMENTS, max_size=12).map(lambda lines: "\n".join(lines).encode("utf-8", "surrogatepass"))
 
 
+@hypothesis_settings(deadline=None)  # the machine may be busy
 @given(FILES | st.binary(max_size=200))
 def test_any_file_is_taken_or_refused_by_its_lines(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     """Whatever a file holds, it is settings or findings; these name lines that are there, in sentences of one line."""

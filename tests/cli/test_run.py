@@ -180,6 +180,28 @@ def test_a_daemon_that_was_killed(fresh: Daemon) -> None:
     assert "it has stopped or crashed" in done.stderr
 
 
+def test_options_before_the_verb(daemon: Daemon) -> None:
+    """The address may stand before the verb in each form that options have; what is missing or unknown is named."""
+    for form in (
+        ["-H", f"unix://{daemon.socket}"],
+        ["--host", f"unix://{daemon.socket}"],
+        [f"--host=unix://{daemon.socket}"],
+    ):
+        assert daemon.cli(*form, "version").returncode == 0
+    nowhere = daemon.cli("--host=unix:///nowhere/x.sock", "ls")
+    assert (nowhere.returncode, "/nowhere/x.sock" in nowhere.stderr) == (69, True)
+    for words, said in ((["-H"], "-H takes an address"), (["-x", "ls"], "no option '-x' before the verb")):
+        wrong = daemon.cli(*words)
+        assert (wrong.returncode, said in wrong.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("verb", ["container ls", "container logs x", "container stop x", "task describe"])
+def test_only_what_launches_fails_with_125(daemon: Daemon, verb: str) -> None:
+    """Without Docker, a verb that only looks at containers or stops them fails with 1; 125 is of those that launch."""
+    assert daemon.cli(*verb.split()).returncode == 1
+    assert daemon.cli("container", "run", "-n", "1", "image").returncode == 125
+
+
 def test_an_address_that_is_none(daemon: Daemon) -> None:
     """An address of another kind is exit code 69, with an example."""
     done = daemon.cli("-H", "tcp://localhost", "run", "-n", "1", "true")

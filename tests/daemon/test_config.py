@@ -337,10 +337,10 @@ def test_another_group_may_lease(configured: Configured) -> None:
         return as_nobody(daemon, "acquire", "-n", "1", "--ttl", "1m", groups=groups).returncode
 
     assert daemon.socket.stat().st_gid == OTHERS
-    assert (code_of(NEURON), code_of(OTHERS)) == (69, 0)
+    assert (code_of(NEURON), code_of(OTHERS)) == (77, 0)
     assert configured.reload("") == "reloaded"
     assert daemon.socket.stat().st_gid == NEURON
-    assert (code_of(NEURON), code_of(OTHERS)) == (0, 69)
+    assert (code_of(NEURON), code_of(OTHERS)) == (0, 77)
     daemon.socket.chmod(0o666)
     refused = as_nobody(daemon, "acquire", "-n", "1", "--ttl", "1m", groups=[OTHERS])
     assert (refused.returncode, "that takes the group neuron; join it" in refused.stderr) == (77, True)

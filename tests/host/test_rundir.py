@@ -117,6 +117,24 @@ def test_the_socket_listens(hold: Hold) -> None:
         accepted.close()
 
 
+@pytest.mark.root
+def test_an_ordinary_user_has_the_socket_to_himself(run_dir: Path) -> None:
+    """A user who is not in the group that may lease starts a daemon of his own all the same."""
+    run_dir.chmod(0o777)
+    pid = os.fork()
+    if pid == 0:
+        os.setgroups([])
+        os.setresgid(65534, 65534, 65534)
+        os.setresuid(65534, 65534, 65534)
+        try:
+            RunDir(run_dir / "neurond").bind(4242)
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    found = (run_dir / "neurond/neurond.sock").stat()
+    assert (stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid) == (0o600, 65534, 65534)
+
+
 def test_a_dead_daemons_socket_is_replaced(hold: Hold) -> None:
     """The socket that a killed daemon left is in nobody's way."""
     rundir = hold()
