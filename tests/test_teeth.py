@@ -16,7 +16,7 @@ import pytest
 pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
 
 REPOSITORY = Path(__file__).parent.parent
-IMPATIENT = ("PATIENCE = 30.0", "PATIENCE = 4.0")
+IMPATIENT = ("PATIENCE = 60.0", "PATIENCE = 4.0")
 """A test that waits for what will never happen shall say so soon."""
 
 
