@@ -137,7 +137,7 @@ def journal_has_what_happened() -> str:
 
     until("the journal has both", lambda: {"lease.granted", "lease.ended"} <= events())
     explained = run(*query, "--catalog", "--output=short").splitlines()
-    expect(any(line.startswith("--") for line in explained), f"the catalog has nothing on {explained}")
+    expect(any(line.endswith("Defined-By: neurond") for line in explained), f"the catalog has nothing on {explained}")
     return f"{', '.join(sorted(events()))} of {lease}: {explained[0].partition(': ')[2]!r}"
 
 
