@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument(
         "--only", default="", metavar="WORD", help="only checks with this word in their names (and those they build on)"
     )
-    parser.add_argument("--limit", type=float, default=1500, metavar="SECONDS", help="for all together (default: 1500)")
+    parser.add_argument("--limit", type=float, default=3000, metavar="SECONDS", help="for all together (default: 3000)")
     parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="keep disks, consoles and packages here")
     parser.add_argument(
         "--shell", action="store_true", help="boot a machine to look around in (Ctrl-A X ends it), and check nothing"

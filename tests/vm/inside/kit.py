@@ -23,7 +23,7 @@ IMAGE = "busybox:checks"
 SOCKET = Path("/run/neurond/neurond.sock")
 PARAMETERS = Path("/sys/module/neuron/parameters")
 
-PATIENCE = 120.0
+PATIENCE = 300.0
 """Seconds for what takes one on a real machine."""
 
 
