@@ -10,6 +10,7 @@ import shutil
 import string
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 
 from neurond import wire
 from neurond.cli.options import chip_list, duration
+from neurond.client import NeurondError
 from neurond.host import journal
 from neurond.host.journal import Journal
 from neurond.host.sysfs import MOST_CORES, Sysfs
@@ -173,7 +175,8 @@ def tidy(daemon: Daemon) -> None:
             client.call("Release", lease=lease["lease"])
         client.call("Check")
         for chip in client.call("ListChips")["chips"]:
-            client.call("Simulate", chip=chip["neuron_device"], action="remove")
+            with suppress(NeurondError):  # it may be on its way out already
+                client.call("Simulate", chip=chip["neuron_device"], action="remove")
         for index in range(16):
             client.call("Simulate", chip=index, action="add")
         client.call("Check")
