@@ -67,14 +67,14 @@ class Client:
             self._socket.connect(path)
         except OSError as error:
             self._socket.close()
+            if isinstance(error, PermissionError):
+                raise ShutOut(f"you may not open {path}: that takes the group {_group_of(path)}") from None
             hint = {
                 FileNotFoundError: "is it running? (systemctl status neurond; neurond serve)",
                 ConnectionRefusedError: "it has stopped or crashed (systemctl status neurond)",
-                PermissionError: f"you may not open its socket: that takes the group {_group_of(path)}",
             }.get(type(error), "")
             reason = error.strerror or str(error)
-            kind = ShutOut if isinstance(error, PermissionError) else Unreachable
-            raise kind(f"neurond does not answer at {path}: {reason}" + (f"; {hint}" if hint else "")) from None
+            raise Unreachable(f"neurond does not answer at {path}: {reason}" + (f"; {hint}" if hint else "")) from None
         self._unread = b""
 
     def __enter__(self) -> Client:  # noqa: PYI034 - typing is slow to import

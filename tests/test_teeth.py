@@ -78,7 +78,7 @@ BUGS = [
     Bug(
         "a small request overtakes a large one",
         LEDGER,
-        "mask = self._fit(want, self.free & ~self._claimed() if self.queue else self.free)",
+        "mask = self._fit(want, self.free & ~self._claimed())",
         "mask = self._fit(want, self.free)",
         "tests/ledger/test_ledger.py::test_queue_is_first_come_first_served",
     ),

@@ -66,9 +66,11 @@ class Bindings:
 
     def disconnected(self, connection: object) -> None:
         """End what was bound to this connection."""
-        for lease_id in sorted(self._connections.get(connection, ())):
+        held = sorted(self._connections.pop(connection, ()))
+        for lease_id in held:
+            del self._connection_of[lease_id]
+        for lease_id in held:
             self._ended(lease_id, "the client's connection closed")
-        self._connections.pop(connection, None)
 
     def _process_ended(self, lease_id: str, pid: int) -> None:
         self.forget(lease_id)

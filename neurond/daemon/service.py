@@ -45,7 +45,7 @@ from neurond.host.simulated import Model, SimulatedHost
 from neurond.host.sysfs import Sysfs
 from neurond.ledger.ledger import Ledger
 from neurond.settings.sources import Read, Sources
-from neurond.settings.table import Settings
+from neurond.settings.table import Settings, cdi_name
 
 log = structlog.get_logger()
 
@@ -107,7 +107,7 @@ async def _run(sources: Sources, read: Read, undo: ExitStack) -> None:
         settings=settings,
     )
     broker = Broker(ledger, journal, rules, recovered.seq)
-    fence = Fence(ledger, CdiFile(Path(settings.cdi_dir), _file_name(home)) if settings.cdi_dir else None)
+    fence = Fence(ledger, CdiFile(Path(settings.cdi_dir), cdi_name(home)) if settings.cdi_dir else None)
     broker.before_replies = fence.update
     await broker.start(recovered.events)
     containers = Containers(broker, engine, fence, home)
@@ -262,11 +262,6 @@ def _discovery(simulated: SimulatedHost | None) -> Discovery:
 
         source, sysfs = Udev(), Sysfs()
     return Discovery(source, sysfs, catalog.look_up(sysfs.product_name()))
-
-
-def _file_name(home: str) -> str:
-    """Return a name for a file beside those of other daemons, made of the runtime directory."""
-    return "neurond" if home == "/run/neurond" else "neurond-" + home.strip("/").replace("/", "-")
 
 
 def _gid(name: str) -> int | None:

@@ -183,7 +183,7 @@ class Ledger:
         """
         if want.chips or want.every:
             self.check(want)
-        mask = self._fit(want, self.free & ~self._claimed() if self.queue else self.free)
+        mask = self._fit(want, self.free & ~self._claimed())
         if not mask:  # a count for which there is a set is legal
             self.check(want)
         if self.paused:

@@ -129,6 +129,11 @@ class Settings:
     ] = 10.0
 
 
+def cdi_name(home: str) -> str:
+    """Return a name for a file beside those of other daemons, made of the runtime directory."""
+    return "neurond" if home == "/run/neurond" else "neurond-" + home.strip("/").replace("/", "-")
+
+
 class Key(NamedTuple):
     """A key with all that is said of it."""
 

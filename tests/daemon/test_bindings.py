@@ -332,7 +332,7 @@ def test_the_socket_is_for_root_and_the_group(run_dir: Path) -> None:
         assert as_nobody(daemon, "ls", groups=[NEURON]).returncode == 0
         outside = as_nobody(daemon, "ls")
         assert outside.returncode == 77
-        assert "Permission denied; you may not open its socket: that takes the group neuron" in outside.stderr
+        assert "neurond.sock: that takes the group neuron" in outside.stderr
 
 
 @pytest.mark.root

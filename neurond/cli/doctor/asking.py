@@ -14,7 +14,7 @@ from typing import Any
 
 from neurond import __version__
 from neurond.cli.doctor.host import Answer, Host
-from neurond.client import Client, NeurondError, Unreachable
+from neurond.client import Client, NeurondError, ShutOut, Unreachable
 from neurond.settings.sources import sources_of
 
 PATIENCE = 5.0
@@ -46,7 +46,7 @@ def ask_daemon(where: str, seconds: float = PATIENCE) -> Answer:
                 except NeurondError:
                     rows = []  # it is older than this command
         except (Unreachable, NeurondError, ValueError) as error:
-            return Answer(None, str(error), refused=isinstance(error.__context__, PermissionError))
+            return Answer(None, str(error), refused=isinstance(error, ShutOut))
         return Answer({**about, "named": named, "settings": {row["key"]: row["value"] for row in rows}})
 
     return within(seconds, work, f"neurond does not answer at {_path(where)}: it was silent for {seconds:g} s")

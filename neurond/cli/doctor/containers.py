@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from neurond.cli.doctor.host import Finding, Host
+from neurond.settings.table import cdi_name
 
 AREA = "docker"
 HOOK = "/opt/aws/neuron/bin/oci_neuron_hook_wrapper.sh"
@@ -65,8 +66,7 @@ def cdi_file(host: Host) -> Iterator[Finding]:
     directory, home = host.settings.cdi_dir, host.settings.runtime_dir
     if not directory or host.daemon.content is None:
         return
-    name = "neurond" if home == "/run/neurond" else "neurond-" + home.strip("/").replace("/", "-")
-    path = f"{directory}/{name}.json"
+    path = f"{directory}/{cdi_name(home)}.json"
     text = host.text(path)
     if text is None:
         on = bool(host.docker.content and host.docker.content["info"].get("CDISpecDirs"))
